@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start `vllm serve MODEL --omni`, ask it for audio, watch its log, and stop it with nothing left behind."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import wave
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import yaml
+
+READY_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 45.0
+DEPLOYS = Path(__file__).parent / "deploy"
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_COLOR": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_CI_ENV": "1",
+    "OMP_NUM_THREADS": "1",
+}
+# One process a stage; unset, the layout of a GPU machine (an engine process and a worker process a stage).
+ONE_PROCESS_A_STAGE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one chat request.
+
+    Attributes
+    ----------
+    status
+        HTTP status.
+    seconds
+        From the request to the end of the body.
+    text, frames, sha256
+        The text; the audio's length in samples and the first 16 hexadecimal digits of the hash of its samples.
+    error
+        The body, when the status is not 200.
+    """
+
+    status: int
+    seconds: float
+    text: str = ""
+    frames: int = 0
+    sha256: str = ""
+    error: str = ""
+
+
+def write_deploy(path: Path, base: str, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write a deploy file made from one in ``deploy/``.
+
+    Parameters
+    ----------
+    path
+        Where to write it.
+    base
+        Name of a file in ``deploy/``, without its suffix.
+    changes
+        Dotted path -> value; a number selects a stage: ``{"async_chunk": True, "stages.0.devices": "1"}``.
+    """
+    deploy = yaml.safe_load((DEPLOYS / f"{base}.yaml").read_text())
+    for dotted, value in (changes or {}).items():
+        *parents, last = dotted.split(".")
+        node = deploy
+        for name in parents:
+            node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+        node[last] = value
+    path.write_text(yaml.safe_dump(deploy, sort_keys=False))
+    return path
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """One `vllm serve` whose output is kept and can be waited for."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        self._lines: list[str] = []
+        self._grew = threading.Condition()
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_ENVIRONMENT, **environment},
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"read {log.name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self.log.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                with self._grew:
+                    self._lines.append(line.rstrip("\n"))
+                    self._grew.notify_all()
+        with self._grew:
+            self._grew.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def lines(self) -> list[str]:
+        """Everything printed so far."""
+        with self._grew:
+            return list(self._lines)
+
+    def wait_for(self, pattern: str, timeout: float) -> re.Match[str]:
+        """Wait until a line matches; a process that ends first fails with the end of its log."""
+        deadline = time.monotonic() + timeout
+        seen = 0
+        with self._grew:
+            while True:
+                while seen < len(self._lines):
+                    if match := re.search(pattern, self._lines[seen]):
+                        return match
+                    seen += 1
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    tail = "\n".join(self._lines[-60:])
+                    raise AssertionError(f"no line like {pattern!r} in {self.log}; it ends:\n{tail}")
+                self._grew.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and its descendants."""
+        try:
+            root = psutil.Process(self.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def stop(self) -> list[psutil.Process]:
+        """End it as an operator does (SIGTERM); kill and return what was still there afterwards."""
+        family = self.tree()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        _, left = psutil.wait_procs(family, timeout=10)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._reader.join(timeout=10)
+        return left
+
+
+class Server:
+    """A running server: a head, and any stages that run headless in processes of their own.
+
+    Parameters
+    ----------
+    deploy
+        The deploy file.
+    model
+        A checkpoint by ``omni_cpu_rig.checkpoint``.
+    directory
+        Logs go here.
+    headless
+        Ids of stages that get a `vllm serve --headless` of their own.
+    environment
+        Added to the environment of every process.
+    """
+
+    def __init__(
+        self,
+        deploy: Path,
+        model: Path,
+        directory: Path,
+        *,
+        headless: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.directory = directory
+        self.left_behind: list[psutil.Process] = []
+        directory.mkdir(parents=True, exist_ok=True)
+        vllm = str(Path(sys.executable).parent / "vllm")
+        common = [vllm, "serve", str(model), "--omni", "--deploy-config", str(deploy), "--served-model-name", "tiny"]
+        common += ["--host", "127.0.0.1", "--port", str(self.port)]
+        master = ["--omni-master-address", "127.0.0.1", "--omni-master-port", str(free_port())] if headless else []
+        head = [*common, *master, *(["--stage-id", "0"] if headless else [])]
+        commands = {"head": head} | {
+            f"stage{stage}": [*common, *master, "--headless", "--stage-id", str(stage)] for stage in headless
+        }
+        self.processes = {
+            name: Process(command, environment or {}, directory / f"{name}.log") for name, command in commands.items()
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.head.wait_for("Application startup complete", READY_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def head(self) -> Process:
+        return self.processes["head"]
+
+    def stop(self) -> None:
+        """Stop every process, the head last; ``left_behind`` then holds those that did not end by themselves."""
+        for process in reversed(self.processes.values()):
+            self.left_behind += process.stop()
+
+    def lines(self) -> list[str]:
+        """Every process's log lines so far."""
+        return [line for process in self.processes.values() for line in process.lines()]
+
+    def tree(self) -> list[psutil.Process]:
+        """Every process of the server."""
+        return [member for process in self.processes.values() for member in process.tree()]
+
+    @contextlib.contextmanager
+    def request(self, text: str, *, timeout: float = 120.0, **body: Any) -> Iterator[http.client.HTTPConnection]:
+        """Send a chat request and yield the connection; leaving the block hangs up, answered or not."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        messages = [{"role": "user", "content": text}]
+        body = {"model": "tiny", "messages": messages, "modalities": ["text", "audio"], **body}
+        try:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
+            yield connection
+        finally:
+            connection.close()
+
+    def chat(self, text: str, **kwargs: Any) -> Reply:
+        """Send a chat request and wait for its answer."""
+        start = time.monotonic()
+        with self.request(text, **kwargs) as connection:
+            response = connection.getresponse()
+            answer = response.read()
+        seconds = time.monotonic() - start
+        if response.status != http.HTTPStatus.OK:
+            return Reply(response.status, seconds, error=answer.decode(errors="replace"))
+        messages = [choice["message"] for choice in json.loads(answer)["choices"]]
+        text = "".join(message.get("content") or "" for message in messages)
+        for message in messages:
+            if audio := message.get("audio"):
+                with wave.open(io.BytesIO(base64.b64decode(audio["data"]))) as wav:
+                    samples = wav.readframes(wav.getnframes())
+                    digest = hashlib.sha256(samples).hexdigest()[:16]
+                    return Reply(response.status, seconds, text, wav.getnframes(), digest)
+        return Reply(response.status, seconds, text)
+
+    def health(self) -> int:
+        """Status of GET /health."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status
+        finally:
+            connection.close()
