@@ -24,6 +24,7 @@
     ├── PeerLostError                  (ConnectionError)  the process at the other end died
     ├── BackendUnavailableError        (ConnectionError)  the backend's service does not answer retryable
     ├── UnsupportedError               (NotImplementedError)  a capability the backend does not claim
+    ├── DuplicateProducerError         (RuntimeError)     two live processes are the same producer of an edge
     ├── RoleError                      (RuntimeError)     put at a consumer, get at a producer
     ├── ClosedError                    (RuntimeError)     used after close()
     └── ForkedError                    (RuntimeError)     used in a forked child
@@ -31,8 +32,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DecodeError",
+    "DuplicateProducerError",
     "EncodeError",
     "ForkedError",
     "IncompatibleKVError",
@@ -64,8 +64,8 @@ __all__ = [
     "TransferTimeoutError",
     "UnknownBackendError",
     "UnsupportedError",
-    "context",
     "error_from_code",
+    "locate",
 ]
 
 
@@ -160,6 +160,8 @@ class EncodeError(OmniConnectorError, ValueError):
         Where in the payload, e.g. ``payload['a'][3].x``.
     """
 
+    path: str = "payload"
+
     def __init__(self, message: str = "", *, path: str = "payload", **context: object) -> None:
         super().__init__(f"{path}: {message}", **context)  # type: ignore[arg-type]
         self.path = path
@@ -187,6 +189,8 @@ class IncompatibleKVError(OmniConnectorError, ValueError):
     field
         The field of `KVSpec` that differs.
     """
+
+    field: str = ""
 
     def __init__(self, message: str = "", *, field: str = "", **context: object) -> None:
         super().__init__(message, **context)  # type: ignore[arg-type]
@@ -263,6 +267,12 @@ class UnsupportedError(OmniConnectorError, NotImplementedError):
     """The backend does not claim the capability that the call needs."""
 
 
+class DuplicateProducerError(OmniConnectorError, RuntimeError):
+    """Two live processes claim to be the same replica and rank of a producing stage."""
+
+    default_hint = "Give each process its own replica and rank, or each deployment its own namespace"
+
+
 class RoleError(OmniConnectorError, RuntimeError):
     """The operation belongs to the other end of the edge."""
 
@@ -295,16 +305,6 @@ def error_from_code(code: str, message: str) -> OmniConnectorError:
     error = cls.__new__(cls)
     OmniConnectorError.__init__(error, message)
     return error
-
-
-@contextmanager
-def context(*, key: Key | None, edge: Edge, backend: str) -> Iterator[None]:
-    """Fill in key, edge and backend of an `OmniConnectorError` that passes through."""
-    try:
-        yield
-    except OmniConnectorError as error:
-        locate(error, key=key, edge=edge, backend=backend)
-        raise
 
 
 def locate(error: OmniConnectorError, *, key: Key | None, edge: Edge, backend: str) -> None:

@@ -1,0 +1,34 @@
+"""One absolute point in time that bounds discovery, transfer and synchronisation together."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Deadline"]
+
+
+class Deadline:
+    """An absolute deadline on the monotonic clock.
+
+    Parameters
+    ----------
+    timeout_s
+        Seconds from now; negative counts as zero.
+    """
+
+    __slots__ = ("at_s", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = max(timeout_s, 0.0)
+        self.at_s = time.monotonic() + self.timeout_s
+
+    def remaining_s(self) -> float:
+        """Seconds left; 0.0 once it has passed."""
+        return max(self.at_s - time.monotonic(), 0.0)
+
+    def expired(self) -> bool:
+        """Whether it has passed."""
+        return time.monotonic() >= self.at_s
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.remaining_s():.3f} s left of {self.timeout_s:g} s)"

@@ -1,0 +1,459 @@
+"""A producer's book of its payloads: who may read what, until when, and who waits for it.
+
+A pure state machine, shared by every backend in which the producer holds the payload until it is read. It moves no bytes and
+knows no socket: an `item` is whatever the backend needs to find a payload's memory, `free` gives that memory back, and a
+waiting consumer is a callback.
+
+States of a key::
+
+    (nothing) --put--> live --claim x readers--> (nothing); the memory follows when the last claim is released
+                         |--fail----> failed  --put--> live
+                         |--expire--> expired --put--> live
+                         '--cleanup-> abandoned (the whole request; puts are refused)
+
+Failed, expired and abandoned are remembered for a while, so that a consumer that comes late learns why.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import (
+    OmniConnectorError,
+    PayloadConflictError,
+    PayloadExpiredError,
+    PeerLostError,
+    ProducerFailedError,
+    RequestAbandonedError,
+)
+from omni_connector_core.key import Key
+
+__all__ = ["Claim", "Ledger", "Pending"]
+
+ItemT = TypeVar("ItemT")
+Reader = Hashable
+MEMORY_OF_ENDINGS_S = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry(Generic[ItemT]):
+    key: Key
+    item: ItemT
+    nbytes: int
+    generation: int
+    unclaimed: int
+    born_s: float
+    expires_s: float
+    out: int = 0
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim(Generic[ItemT]):
+    """One reader's right to one read of a payload, held until `Ledger.release`.
+
+    Attributes
+    ----------
+    number
+        Names the claim in messages.
+    item
+        The backend's handle on the payload's memory, which stays as it is while the claim is out.
+    """
+
+    number: int
+    reader: Reader
+    entry: _Entry[ItemT]
+
+    @property
+    def item(self) -> ItemT:
+        """The backend's handle on the payload's memory."""
+        return self.entry.item
+
+    @property
+    def key(self) -> Key:
+        """The payload's key."""
+        return self.entry.key
+
+    @property
+    def generation(self) -> int:
+        """Which put of the key this is; rises with every put of this producer."""
+        return self.entry.generation
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload's frame in bytes."""
+        return self.entry.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Unread payloads: how many, how old the oldest is (seconds), how many bytes."""
+
+    count: int
+    oldest_age_s: float
+    nbytes: int
+
+
+Deliver = Callable[["Claim[ItemT] | OmniConnectorError"], None]
+
+
+class Ledger(Generic[ItemT]):
+    """The book. Thread-safe; `free` and the deliveries to waiters are called without its lock held.
+
+    Parameters
+    ----------
+    free
+        Gives a payload's memory back, called once per item, when nobody can read it any more.
+    endings_s
+        For how long failures, expiries and abandoned requests are remembered, seconds.
+    """
+
+    def __init__(self, free: Callable[[ItemT], None], *, endings_s: float = MEMORY_OF_ENDINGS_S) -> None:
+        self._free = free
+        self._endings_s = endings_s
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._watchers = 0
+        self._numbers = itertools.count(1)
+        self._live: dict[Key, _Entry[ItemT]] = {}
+        self._by_request: dict[str, set[Key]] = {}
+        self._claims: dict[int, Claim[ItemT]] = {}
+        self._by_reader: dict[Reader, set[int]] = {}
+        self._waiters: dict[Key, dict[Reader, Deliver[ItemT]]] = {}
+        self._endings: dict[Key, tuple[float, type[OmniConnectorError], str]] = {}
+        self._abandoned: dict[str, float] = {}
+        self._expiries: list[tuple[float, int, Key]] = []
+        self.expired = 0
+        """How many payloads expired unread."""
+
+    # ---- the producer's side
+
+    def check(self, key: Key, *, overwrite: bool) -> None:
+        """Raise what `publish` would raise, before the bytes are copied."""
+        with self._lock:
+            self._check(key, overwrite)
+
+    def _check(self, key: Key, overwrite: bool) -> None:
+        if key.request_id in self._abandoned:
+            raise RequestAbandonedError("the request was cleaned up; nothing more is taken for it")
+        if not overwrite and key in self._live:
+            raise PayloadConflictError("an earlier payload of this key is still unread")
+
+    def publish(
+        self, key: Key, item: ItemT, *, nbytes: int, readers: int, ttl_s: float, overwrite: bool
+    ) -> int:
+        """Make a payload live and hand it to who waits for it.
+
+        Returns
+        -------
+        int
+            The payload's generation.
+
+        Raises
+        ------
+        PayloadConflictError, RequestAbandonedError
+            Nothing changed; the item is still the caller's.
+        """
+        now = time.monotonic()
+        deliveries: list[tuple[Deliver[ItemT], Claim[ItemT]]] = []
+        freed: list[ItemT] = []
+        with self._lock:
+            self._check(key, overwrite)
+            old = self._live.get(key)
+            if old is not None:
+                self._drop(old, freed)
+            self._endings.pop(key, None)
+            generation = next(self._numbers)
+            entry = _Entry(key, item, nbytes, generation, readers, now, now + ttl_s)
+            self._live[key] = entry
+            keys = self._by_request.get(key.request_id)
+            if keys is None:
+                self._by_request[key.request_id] = {key}
+            else:
+                keys.add(key)
+            heapq.heappush(self._expiries, (entry.expires_s, generation, key))
+            waiters = self._waiters.get(key)
+            if waiters:
+                for reader in list(waiters)[:readers]:
+                    deliver = waiters.pop(reader)
+                    deliveries.append((deliver, self._claim(entry, reader)))
+                if not waiters:
+                    del self._waiters[key]
+        self._give_back(freed)
+        for deliver, claim in deliveries:
+            deliver(claim)
+        return generation
+
+    def fail(self, key: Key, reason: str) -> None:
+        """Tell the key's readers, waiting now or later, that it will never come."""
+        self._end([key], ProducerFailedError, reason)
+
+    def cleanup(self, request_id: str) -> int:
+        """Discard every unread payload of a request and refuse later ones; returns how many were discarded."""
+        with self._lock:
+            self._abandoned[request_id] = time.monotonic() + self._endings_s
+            keys = list(self._by_request.get(request_id, ()))
+            keys += [key for key in self._waiters if key.request_id == request_id and key not in self._live]
+        return self._end(keys, RequestAbandonedError, "the request was cleaned up")
+
+    def sweep(self) -> float | None:
+        """End what has expired and forget old endings.
+
+        Returns
+        -------
+        float or None
+            Seconds until the next payload expires; None when nothing is pending.
+        """
+        now = time.monotonic()
+        due: list[Key] = []
+        next_s: float | None = None
+        with self._lock:
+            while self._expiries:
+                at_s, generation, key = self._expiries[0]
+                entry = self._live.get(key)
+                if entry is not None and entry.generation == generation:
+                    if at_s > now:
+                        next_s = at_s - now
+                        break
+                    due.append(key)
+                    self.expired += 1
+                heapq.heappop(self._expiries)
+            for key in [key for key, (until_s, _, _) in self._endings.items() if until_s <= now]:
+                del self._endings[key]
+            for request_id in [name for name, until_s in self._abandoned.items() if until_s <= now]:
+                del self._abandoned[request_id]
+        if due:
+            self._end(due, PayloadExpiredError, "nobody read the payload within its time-to-live")
+        return next_s
+
+    def consumed(self, key: Key, deadline: Deadline) -> bool:
+        """Wait until every read of the payload is taken, or it ended; False if neither by the deadline."""
+        return self._until(lambda: key not in self._live, deadline)
+
+    def room(self, enough: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until `enough` says yes, asking after every payload that was freed; False at the deadline."""
+        return self._until(enough, deadline)
+
+    def notify(self) -> None:
+        """Make `consumed` and `room` look again (memory was freed in a way the ledger does not see)."""
+        with self._lock:
+            self._changed.notify_all()
+
+    def _until(self, done: Callable[[], bool], deadline: Deadline) -> bool:
+        while True:
+            expiry_s = self.sweep()
+            with self._lock:
+                if done():
+                    return True
+                pause_s = deadline.remaining_s()
+                if not pause_s:
+                    return False
+                self._watchers += 1
+                self._changed.wait(pause_s if expiry_s is None else min(pause_s, expiry_s))
+                self._watchers -= 1
+
+    # ---- the consumers' side
+
+    def claim(self, key: Key, reader: Reader) -> Claim[ItemT] | OmniConnectorError | None:
+        """Take one read of a payload: a claim, the error that ended it, or None when it is not there yet."""
+        self.sweep_if_due()
+        with self._lock:
+            return self._answer(key, reader)
+
+    def wait(self, key: Key, reader: Reader, deliver: Deliver[ItemT]) -> None:
+        """Claim a payload now or as soon as it is put; `deliver` is called once, maybe before this returns.
+
+        A reader waits for a key once: waiting again replaces the callback.
+        """
+        self.sweep_if_due()
+        with self._lock:
+            answer = self._answer(key, reader)
+            if answer is None:
+                self._waiters.setdefault(key, {})[reader] = deliver
+        if answer is not None:
+            deliver(answer)
+
+    def cancel(self, key: Key, reader: Reader) -> None:
+        """Stop waiting; harmless when the reader does not."""
+        with self._lock:
+            waiters = self._waiters.get(key)
+            if waiters is not None:
+                waiters.pop(reader, None)
+                if not waiters:
+                    del self._waiters[key]
+
+    def release(self, number: int, *, unread: bool = False) -> None:
+        """End a claim; one that was ended before is ignored.
+
+        Parameters
+        ----------
+        unread
+            The reader did not use it: the read goes to whoever asks next.
+        """
+        freed: list[ItemT] = []
+        handover = None
+        with self._lock:
+            claim = self._claims.pop(number, None)
+            if claim is None:
+                return
+            numbers = self._by_reader[claim.reader]
+            numbers.discard(number)
+            if not numbers:
+                del self._by_reader[claim.reader]
+            entry = claim.entry
+            entry.out -= 1
+            if unread and self._revive(entry):
+                waiters = self._waiters.get(entry.key)
+                if waiters:
+                    reader = next(iter(waiters))
+                    handover = (waiters.pop(reader), self._claim(entry, reader))
+                    if not waiters:
+                        del self._waiters[entry.key]
+            self._settle(entry, freed)
+        self._give_back(freed)
+        if handover:
+            handover[0](handover[1])
+
+    def drop_reader(self, reader: Reader, *, unread: Callable[[Claim[ItemT]], bool] = lambda _: False) -> None:
+        """End everything a reader holds or waits for: it died or left.
+
+        Parameters
+        ----------
+        unread
+            Says of a claim whether the reader never got to see it; such a read goes to whoever asks next.
+        """
+        with self._lock:
+            for key in [key for key, waiters in self._waiters.items() if reader in waiters]:
+                self._waiters[key].pop(reader)
+                if not self._waiters[key]:
+                    del self._waiters[key]
+            claims = [self._claims[number] for number in self._by_reader.get(reader, ())]
+        for claim in claims:
+            self.release(claim.number, unread=unread(claim))
+
+    def exists(self, key: Key) -> bool:
+        """Whether a payload is there to be read."""
+        return key in self._live
+
+    # ---- both
+
+    def pending(self) -> Pending:
+        """Count the payloads that have a read left."""
+        now = time.monotonic()
+        with self._lock:
+            entries = self._live.values()
+            oldest_s = min((entry.born_s for entry in entries), default=now)
+            return Pending(len(entries), now - oldest_s, sum(entry.nbytes for entry in entries))
+
+    def claims_out(self) -> int:
+        """How many claims are out."""
+        return len(self._claims)
+
+    def close(self) -> None:
+        """Tell who waits that the producer is gone, and free what nobody reads; claims that are out stay."""
+        freed: list[ItemT] = []
+        with self._lock:
+            for entry in list(self._live.values()):
+                self._drop(entry, freed)
+            waiters = [deliver for group in self._waiters.values() for deliver in group.values()]
+            self._waiters.clear()
+            self._changed.notify_all()
+        self._give_back(freed)
+        for deliver in waiters:
+            deliver(PeerLostError("the producer closed its end"))
+
+    def sweep_if_due(self) -> None:
+        """Sweep when the oldest expiry has passed; cheap otherwise."""
+        expiries = self._expiries
+        if expiries and expiries[0][0] <= time.monotonic():
+            self.sweep()
+
+    # ---- with the lock held
+
+    def _answer(self, key: Key, reader: Reader) -> Claim[ItemT] | OmniConnectorError | None:
+        entry = self._live.get(key)
+        if entry is not None:
+            return self._claim(entry, reader)
+        if key.request_id in self._abandoned:
+            return RequestAbandonedError("the request was cleaned up")
+        ending = self._endings.get(key)
+        return None if ending is None else ending[1](ending[2])
+
+    def _revive(self, entry: _Entry[ItemT]) -> bool:
+        """Give a read back to a payload, unless it was dropped or its key has moved on meanwhile."""
+        key = entry.key
+        live = self._live.get(key)
+        if entry.dropped or live not in (None, entry) or key in self._endings or key.request_id in self._abandoned:
+            return False
+        entry.unclaimed += 1
+        if live is None:
+            self._live[key] = entry
+            self._by_request.setdefault(key.request_id, set()).add(key)
+            heapq.heappush(self._expiries, (entry.expires_s, entry.generation, key))
+        return True
+
+    def _claim(self, entry: _Entry[ItemT], reader: Reader) -> Claim[ItemT]:
+        claim = Claim(next(self._numbers), reader, entry)
+        entry.unclaimed -= 1
+        entry.out += 1
+        if not entry.unclaimed:
+            self._bury(entry)
+        self._claims[claim.number] = claim
+        numbers = self._by_reader.get(reader)
+        if numbers is None:
+            self._by_reader[reader] = {claim.number}
+        else:
+            numbers.add(claim.number)
+        return claim
+
+    def _end(self, keys: list[Key], error: type[OmniConnectorError], message: str) -> int:
+        freed: list[ItemT] = []
+        deliveries: list[Deliver[ItemT]] = []
+        count = 0
+        with self._lock:
+            until_s = time.monotonic() + self._endings_s
+            for key in keys:
+                entry = self._live.get(key)
+                if entry is not None:
+                    count += 1
+                    self._drop(entry, freed)
+                self._endings[key] = (until_s, error, message)
+                deliveries.extend(self._waiters.pop(key, {}).values())
+        self._give_back(freed)
+        for deliver in deliveries:
+            deliver(error(message))
+        return count
+
+    def _drop(self, entry: _Entry[ItemT], freed: list[ItemT]) -> None:
+        """Take a live payload out of reach; its memory follows when the last claim on it ends."""
+        entry.dropped = True
+        entry.unclaimed = 0
+        self._bury(entry)
+        self._settle(entry, freed)
+
+    def _bury(self, entry: _Entry[ItemT]) -> None:
+        """Forget a key whose payload nobody can claim any more."""
+        del self._live[entry.key]
+        keys = self._by_request[entry.key.request_id]
+        keys.discard(entry.key)
+        if not keys:
+            del self._by_request[entry.key.request_id]
+        if self._watchers:
+            self._changed.notify_all()
+
+    def _settle(self, entry: _Entry[ItemT], freed: list[ItemT]) -> None:
+        if not entry.unclaimed and not entry.out:
+            freed.append(entry.item)
+
+    def _give_back(self, freed: list[ItemT]) -> None:
+        for item in freed:
+            self._free(item)
+        if freed and self._watchers:
+            self.notify()
