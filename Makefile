@@ -1,0 +1,80 @@
+# Every target sets up what it needs; nothing is assumed but Debian or Ubuntu, Python 3.11+ and the package registries.
+#   make demo [CONNECTOR=shared_memory]   serve one request through four processes, show where the bytes went
+#   make test [PART=core|suite|plugins|serve|contract|vllm]   every test, or a part
+#   make lint | bench | docs | clean
+
+SHELL      := /bin/bash
+PYTHON     ?= python3
+VENV       := .venv
+BIN        := $(VENV)/bin
+MEMBERS    := omni_connector_core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) contract_tests serve
+PROJECTS   := pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS)) requirements/sdk.txt requirements/sdk-nodeps.txt
+READY      := $(VENV)/.ready
+CONNECTOR  ?= shared_memory
+PART       ?=
+PYTEST     := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test lint bench docs clean matrix
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '2,6s/^# \{0,1\}//p' Makefile
+
+setup: $(READY)
+
+# torch is pinned first: an unpinned one brings gigabytes of CUDA. The members are installed once as dependencies of the root
+# and then again, editable, so that a change is seen without a reinstall.
+$(READY): $(PROJECTS) requirements/apt.txt
+	@echo "== setting up $(VENV) (once, a few minutes)"
+	@requirements/apt.sh
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q torch==2.13.0
+	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q -r requirements/sdk.txt
+	@$(BIN)/python -m pip install -q --no-deps -r requirements/sdk-nodeps.txt
+	@$(BIN)/python -m pip install -q --no-deps $(addprefix -e ./,$(MEMBERS))
+	@touch $(READY)
+
+demo: setup
+	@$(BIN)/omni-connector demo --connector $(CONNECTOR)
+
+# ---- tests: one pytest run a part, so that a part can be run alone and its failure names it
+PARTS := core suite plugins serve contract vllm
+
+test: setup
+	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; $(MAKE) --no-print-directory test-$$part || exit 1; done
+
+test-core:
+	@$(PYTEST) omni_connector_core/tests
+test-suite:
+	@$(PYTEST) contract_tests/tests
+test-plugins:
+	@for tests in plugins/*/tests; do $(PYTEST) $$tests || exit 1; done
+test-serve:
+	@$(PYTEST) serve/tests --ignore serve/tests/vllm
+BACKENDS ?= memory $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+test-contract:
+	@mkdir -p build/contract
+	@for backend in $(BACKENDS); do \
+	  echo "== contract suite: $$backend"; \
+	  $(PYTEST) --pyargs omni_connector_contract_tests --connector $$backend --contract-json build/contract/$$backend.json || exit 1; \
+	done
+test-vllm:
+	@test -d serve/tests/vllm && $(MAKE) --no-print-directory vllm-test
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(addsuffix /src,$(MEMBERS))
+	@$(BIN)/lint-imports
+
+bench: setup
+	@$(BIN)/python -m omni_connector_contract_tests.bench
+
+docs: setup
+	@$(BIN)/python -m pip install -q 'mkdocs>=1.6' 'mkdocs-material>=9.5'
+	@$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) .venv-vllm build dist site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -prune -exec rm -rf {} +
