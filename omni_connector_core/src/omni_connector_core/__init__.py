@@ -9,6 +9,7 @@
     assert conn.get("test_key") == b"test_data"
 """
 
+from omni_connector_core import errors
 from omni_connector_core.capabilities import Capabilities, Health, Usage
 from omni_connector_core.connector import OmniConnector, create_connector
 from omni_connector_core.deadline import Deadline
@@ -18,5 +19,30 @@ from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.metadata import Metadata
 from omni_connector_core.plugins import BackendSpec, DropIn, hookimpl, plugin_manager
 from omni_connector_core.transport import Peer, Role, Transport, TransportContext
+
+__all__ = [
+    "NOT_READY",
+    "BackendSpec",
+    "Capabilities",
+    "Deadline",
+    "DropIn",
+    "Edge",
+    "GetHandle",
+    "Health",
+    "Key",
+    "Metadata",
+    "OmniConnector",
+    "Peer",
+    "Producer",
+    "PutHandle",
+    "Role",
+    "Transport",
+    "TransportContext",
+    "Usage",
+    "create_connector",
+    "hookimpl",
+    "plugin_manager",
+]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"

@@ -339,9 +339,7 @@ class OmniConnector:
     def _find(self, key: Key | str, metadata: object, producer: Producer | None) -> tuple[Key, Where]:
         context = self._context
         key = as_key(key)
-        return key, read_metadata(
-            metadata, transport=context.backend, edge=context.edge, key=key, producer=producer
-        )
+        return key, read_metadata(metadata, transport=context.backend, edge=context.edge, key=key, producer=producer)
 
     def _decode(self, memory: Memory, start_s: float, copy: bool) -> Any:
         here_s = time.perf_counter()
@@ -354,7 +352,7 @@ class OmniConnector:
         known = key if isinstance(key, Key) else None
         locate(error, key=known, edge=self.edge, backend=self.backend)
         if error.key is None:
-            error.key = key if isinstance(key, str) else repr(key)
+            error.key = repr(key)
         self._metrics.failed(operation, error.code)
         return error
 

@@ -109,7 +109,7 @@ class OmniConnectorError(Exception):
 
     def __str__(self) -> str:
         known = (("key", self.key), ("edge", self.edge), ("backend", self.backend))
-        where = ", ".join(f"{name}={value}" for name, value in known if value is not None)
+        where = ", ".join(f"{name}={_short(str(value))}" for name, value in known if value is not None)
         text = f"{self.message} [{where}]" if where else self.message
         return f"{text}. {self.hint}" if self.hint else text
 
@@ -120,6 +120,10 @@ class OmniConnectorError(Exception):
     def code(self) -> str:
         """The name under which the error crosses a process border (see `error_from_code`)."""
         return type(self).__name__
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _rebuild(cls: type[OmniConnectorError], state: dict[str, object]) -> OmniConnectorError:

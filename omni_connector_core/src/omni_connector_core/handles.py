@@ -19,6 +19,7 @@ class NotReady:
     _only: NotReady | None = None
 
     def __new__(cls) -> NotReady:
+        """Return the only instance."""
         if cls._only is None:
             cls._only = super().__new__(cls)
         return cls._only

@@ -146,9 +146,7 @@ class Ledger(Generic[ItemT]):
         if not overwrite and key in self._live:
             raise PayloadConflictError("an earlier payload of this key is still unread")
 
-    def publish(
-        self, key: Key, item: ItemT, *, nbytes: int, readers: int, ttl_s: float, overwrite: bool
-    ) -> int:
+    def publish(self, key: Key, item: ItemT, *, nbytes: int, readers: int, ttl_s: float, overwrite: bool) -> int:
         """Make a payload live and hand it to who waits for it.
 
         Returns

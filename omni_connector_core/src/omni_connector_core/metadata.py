@@ -66,9 +66,7 @@ def make_metadata(
     }
 
 
-def read_metadata(
-    metadata: object, *, transport: str, edge: Edge, key: Key, producer: Producer | None = None
-) -> Where:
+def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, producer: Producer | None = None) -> Where:
     """Turn what a caller passed as metadata into what is known of the payload's whereabouts.
 
     Metadata that is not ours means: look the payload up by key. Host and port in it are a hint.

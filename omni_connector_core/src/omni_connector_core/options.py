@@ -93,9 +93,7 @@ class Options:
     timeout_s: float = option(
         parse=at_least(0), default=30.0, doc="Deadline of a put or get that names no timeout, seconds."
     )
-    ttl_s: float = option(
-        parse=at_least(0), default=300.0, doc="An unread payload is freed after this many seconds."
-    )
+    ttl_s: float = option(parse=at_least(0), default=300.0, doc="An unread payload is freed after this many seconds.")
     checksum: str = option(
         parse=one_of("none", "crc32", "xxh3"),
         default="none",

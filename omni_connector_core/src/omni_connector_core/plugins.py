@@ -22,7 +22,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
@@ -104,7 +104,8 @@ class BackendSpec:
 
     def load_options(self) -> type[Options]:
         """Import the options type."""
-        return self._load(self.options, Options)
+        options: type[Options] = self._load(self.options, Options)
+        return options
 
     def load_transport(self) -> type[Transport]:
         """Import the transport, and with it the vendor SDK.
@@ -116,7 +117,8 @@ class BackendSpec:
         """
         from omni_connector_core.transport import Transport
 
-        return self._load(self.transport, Transport)
+        transport: type[Transport] = self._load(self.transport, Transport)
+        return transport
 
     def load_service(self) -> Any:
         """Import the function that starts the backend's daemons; None when it needs none."""
@@ -151,9 +153,7 @@ class _Hooks:
         """Register payload types with the codec of a new connector."""
 
     @hookspec(firstresult=False)
-    def omni_connector_wrap_transport(  # type: ignore[empty-body]
-        self, transport: Transport, context: TransportContext
-    ) -> Transport | None:
+    def omni_connector_wrap_transport(self, transport: Transport, context: TransportContext) -> Transport | None:
         """Return a transport that stands before the given one (metrics, fault injection), or None."""
 
 
@@ -219,7 +219,8 @@ class PluginManager:
     def wrap(self, transport: Transport, context: TransportContext) -> Transport:
         """Let plugins put transports before this one; the last one registered is outermost."""
         for implementation in self._manager.hook.omni_connector_wrap_transport.get_hookimpls():
-            transport = implementation.function(transport=transport, context=context) or transport
+            wrapper = implementation.function(transport=transport, context=context)
+            transport = cast("Transport", wrapper or transport)
         return transport
 
     def _load(self, name: str) -> BackendSpec:

@@ -132,9 +132,7 @@ class Daemon:
         self.log = directory / f"{spec.name}.log"
         executable = shutil.which(spec.argv[0])
         if executable is None:
-            raise ServiceError(
-                f"{spec.name}: {spec.argv[0]!r} is not an executable; is the backend's SDK installed?"
-            )
+            raise ServiceError(f"{spec.name}: {spec.argv[0]!r} is not an executable; is the backend's SDK installed?")
         with self.log.open("ab") as log:
             self._process = _spawner.submit(
                 subprocess.Popen,

@@ -20,6 +20,7 @@ from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     BufferMismatchError,
     ClosedError,
+    ConfigError,
     ForkedError,
     OmniConnectorError,
     RoleError,
@@ -252,7 +253,7 @@ class Transport(ABC):
         """Put a frame; see `OmniConnector.put` for the semantics."""
         self._check(key, Role.PRODUCER)
         if readers < 1:
-            raise ValueError(f"readers is at least 1, not {readers}")
+            raise self._located(ConfigError(f"readers is at least 1, not {readers}"), key)
         if readers > 1 and not self.capabilities.fan_out:
             raise self._unsupported(key, "fan_out", f"readers={readers}")
         if overwrite and not self.capabilities.overwrite:
@@ -290,17 +291,13 @@ class Transport(ABC):
             raise self._located(error, key)  # noqa: B904
 
     @final
-    def get_into(
-        self, key: Key, buffers: Sequence[Any], where: Where = ANYWHERE, *, deadline: Deadline
-    ) -> int:
+    def get_into(self, key: Key, buffers: Sequence[Any], where: Where = ANYWHERE, *, deadline: Deadline) -> int:
         """Move a payload's raw buffers, in order, into the caller's; returns bytes written."""
         self._check(key, Role.CONSUMER)
         for buffer in buffers:
             view = memoryview(buffer)
             if view.readonly or not view.c_contiguous:
-                raise self._located(
-                    BufferMismatchError("get_into needs writable, C-contiguous buffers"), key
-                )
+                raise self._located(BufferMismatchError("get_into needs writable, C-contiguous buffers"), key)
         try:
             return self._get_into(key, where, buffers, deadline=deadline)
         except OmniConnectorError as error:

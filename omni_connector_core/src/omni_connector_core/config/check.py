@@ -55,7 +55,8 @@ def _faults(
         return
     if not spec.sdk_present():
         yield ConfigError(
-            f"{connector.position}: the SDK {spec.sdk!r} of {backend} is not installed", hint=f"Install it: {spec.install}"
+            f"{connector.position}: the SDK {spec.sdk!r} of {backend} is not installed",
+            hint=f"Install it: {spec.install}",
         )
     for name, value in connector.options.items():
         if name in foreign or name in connector.pipeline_options:

@@ -117,21 +117,19 @@ class _Builder:
             for item in node.value:
                 sequenced.put(self.build(item), self._position(item))
             return sequenced
-        return self._loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return self._loader.construct_object(node, deep=True)
 
     def _key(self, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             raise ConfigError(f"{self._position(node)}: a key is a scalar")
-        return self._loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return self._loader.construct_object(node, deep=True)
 
     def _refuse_repeated_keys(self, node: yaml.MappingNode) -> None:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
             key = self._key(key_node)
             if key in lines:
-                raise ConfigError(
-                    f"{self._position(key_node)}: {key!r} is given twice, first at line {lines[key]}"
-                )
+                raise ConfigError(f"{self._position(key_node)}: {key!r} is given twice, first at line {lines[key]}")
             lines[key] = key_node.start_mark.line + 1
 
     def _position(self, node: yaml.Node) -> Position:
