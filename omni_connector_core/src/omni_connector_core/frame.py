@@ -1,0 +1,365 @@
+"""The frame: what a transport carries.
+
+::
+
+    0   64-byte header, little-endian      magic, format version, counts, lengths, sums
+    64  u64 length of each buffer
+        msgpack meta                       the payload with its large parts replaced by buffer numbers
+        padding to a multiple of 64        here ends the head
+        buffer 0, padding, buffer 1, ...   raw bytes, each starts at a multiple of 64
+
+Offsets are derived from lengths and never sent. The head always carries a CRC-32 of itself; the data a sum if the
+codec was asked for one. Buffer padding is not written: it is in no sum and nobody reads it.
+
+A producer has a `Frame` (bytes that still lie in the payload's own objects) and copies it once into memory of its
+transport, or hands its `Frame.segments` to an engine that gathers. A consumer has memory, and a `FrameLayout` that says
+where in it the buffers are, without decoding anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from omni_connector_core import checksum
+from omni_connector_core.errors import BufferMismatchError, DecodeError
+from omni_connector_core.memcpy import Region, array_address, copy, region
+
+__all__ = [
+    "ALIGNMENT",
+    "FORMAT_VERSION",
+    "PREFIX_NBYTES",
+    "Frame",
+    "FrameLayout",
+    "Segment",
+    "Source",
+    "scatter",
+    "scatter_plan",
+]
+
+ALIGNMENT: Final = 64
+PREFIX_NBYTES: Final = 64
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"OMNF"
+
+#: magic, version, flags (0), checksum algorithm, buffers, meta length, total length, data sum, reserved (0)
+_PREFIX = struct.Struct("<4sHBBIIQQ28x")
+_HEAD_SUM = struct.Struct("<I")
+assert _PREFIX.size + _HEAD_SUM.size == PREFIX_NBYTES
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+class Segment(NamedTuple):
+    """A contiguous piece of a frame: ``nbytes`` at ``address`` in this process belong at ``offset`` of the frame."""
+
+    offset: int
+    address: int
+    nbytes: int
+
+
+class Source(NamedTuple):
+    """Where the bytes of one buffer come from.
+
+    Attributes
+    ----------
+    origin
+        An address or a bytes object; or a function that writes the bytes into an array of uint8 that is given to it
+        (a strided tensor, many small tensors in one buffer), so that they too are copied only once.
+    nbytes
+        Length in bytes.
+    owner
+        What keeps the address valid.
+    """
+
+    origin: int | bytes | Callable[[np.ndarray[Any, Any]], None]
+    nbytes: int
+    owner: object = None
+
+
+class Frame:
+    """An encoded payload whose buffers still lie where the payload has them.
+
+    The payload must not be changed until the frame was written.
+
+    Attributes
+    ----------
+    head : bytes
+        Header, lengths and meta, padded to a multiple of 64.
+    nbytes : int
+        Length of the whole frame, padding included.
+    """
+
+    __slots__ = ("_sources", "head", "nbytes")
+
+    def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
+        lengths = [source[1] for source in sources]
+        unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
+        head_nbytes = aligned(unpadded)
+        self.nbytes = head_nbytes + sum([(length + 63) & -64 for length in lengths])
+        self._sources = sources
+        total = checksum.data_sum(checksum_algorithm, self.buffers) if checksum_algorithm else 0
+        counts = (checksum_algorithm, len(lengths), len(meta), self.nbytes, total)
+        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, *counts)
+        body = struct.pack(f"<{len(lengths)}Q", *lengths) + meta
+        head_sum = _HEAD_SUM.pack(zlib.crc32(body, zlib.crc32(prefix)))
+        self.head = b"".join((prefix, head_sum, body, bytes(head_nbytes - unpadded)))
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        """The raw buffers in order, read-only and flat; each view keeps its memory alive."""
+        return [_view(place) for place in self._places()]
+
+    def write_into(self, dest: Any) -> None:
+        """Copy the frame into ``dest``: the head, then one memcpy for each buffer. Large ones run without the GIL.
+
+        Parameters
+        ----------
+        dest
+            Writable contiguous memory of at least `nbytes`; what lies behind the frame stays as it is.
+
+        Raises
+        ------
+        BufferMismatchError
+            If ``dest`` is too small.
+        TypeError
+            If ``dest`` is not writable.
+        """
+        target = np.frombuffer(dest, np.uint8)
+        if target.size < self.nbytes:
+            raise BufferMismatchError(f"the frame has {self.nbytes} bytes, the destination {target.size}")
+        # a ctypes export is three times faster than asking the array, and refuses read-only memory
+        anchor = ctypes.c_char.from_buffer(target.data)
+        address = ctypes.addressof(anchor)
+        offset = len(self.head)
+        copy(address, self.head, offset)
+        for origin, nbytes, _owner in self._sources:
+            if callable(origin):
+                origin(target[offset : offset + nbytes])
+            else:
+                copy(address + offset, origin, nbytes)
+            offset += (nbytes + 63) & -64
+
+    def segments(self) -> list[Segment]:
+        """List the frame's pieces of memory, head first, for an engine that gathers them itself.
+
+        Nothing is copied, save buffers that exist nowhere in one piece yet (strided tensors, groups of small ones):
+        these are made once and kept. Addresses are valid while the frame is alive. Empty buffers are left out.
+        """
+        places = self._places()
+        head = region(self.head)
+        pieces = [Segment(0, head.address, head.nbytes)]
+        offset = len(self.head)
+        for place in places:
+            if place.nbytes:
+                pieces.append(Segment(offset, place.address, place.nbytes))
+            offset += aligned(place.nbytes)
+        return pieces
+
+    def _places(self) -> list[Region]:
+        """Give every buffer an address, which from here on is its origin."""
+        places = []
+        for index, (origin, nbytes, owner) in enumerate(self._sources):
+            if callable(origin):
+                made = np.empty(nbytes, np.uint8)
+                origin(made)
+                place = Region(array_address(made), nbytes, made)
+            elif isinstance(origin, bytes):
+                place = region(origin)
+            else:
+                place = Region(origin, nbytes, owner)
+            self._sources[index] = Source(*place)
+            places.append(place)
+        return places
+
+
+def _view(place: Region) -> memoryview:
+    if not place.nbytes:
+        return memoryview(b"")
+    array = (ctypes.c_ubyte * place.nbytes).from_address(place.address)
+    array.owner = place.owner  # type: ignore[attr-defined]
+    return memoryview(array).cast("B").toreadonly()
+
+
+class FrameLayout:
+    """Where things are in a frame; made from its head alone.
+
+    Attributes
+    ----------
+    offsets, lengths : list of int
+        Of each raw buffer, in bytes from the start of the frame.
+    meta : memoryview
+        The msgpack meta.
+    head_nbytes, total_nbytes : int
+        Length of the head, and of the whole frame.
+    checksum_algorithm, data_sum : int
+        What the data should add up to, see `verify`.
+    """
+
+    __slots__ = ("checksum_algorithm", "data_sum", "head_nbytes", "lengths", "meta", "offsets", "total_nbytes")
+
+    def __init__(self, offsets: list[int], lengths: list[int], meta: memoryview, sums: tuple[int, int]) -> None:
+        self.total_nbytes = offsets.pop()
+        self.head_nbytes = offsets[0] if offsets else self.total_nbytes
+        self.offsets = offsets
+        self.lengths = lengths
+        self.meta = meta
+        self.checksum_algorithm, self.data_sum = sums
+
+    @staticmethod
+    def parse_prefix(prefix: Any) -> tuple[int, int]:
+        """Lengths of the head and of the whole frame, from the first 64 bytes.
+
+        Nothing is proven yet: the sum over the head is checked by `parse_head`.
+
+        Raises
+        ------
+        DecodeError
+            If this is not the start of a frame of this version.
+        """
+        try:
+            magic, version, flags, _algorithm, count, meta_nbytes, total, _sum = _PREFIX.unpack_from(prefix)
+        except struct.error as error:
+            raise DecodeError(f"a frame starts with {PREFIX_NBYTES} bytes; there are fewer") from error
+        if magic != MAGIC:
+            raise DecodeError(f"not a frame: it starts with {magic!r} instead of {MAGIC!r}")
+        if version != FORMAT_VERSION or flags:
+            raise DecodeError(
+                f"frame format {version}.{flags}, this codec reads {FORMAT_VERSION}.0",
+                hint="Install the same version of omni-connector-core on both sides",
+            )
+        head_nbytes = aligned(PREFIX_NBYTES + 8 * count + meta_nbytes)
+        if total < head_nbytes:
+            raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {total}")
+        return head_nbytes, total
+
+    @classmethod
+    def parse_head(cls, head: Any) -> FrameLayout:
+        """Read a head; ``head`` may be longer, and is copied.
+
+        The copy is what makes checks hold: the producer may still write to memory that is shared with it.
+
+        Raises
+        ------
+        DecodeError
+            If the head is cut short, its sum is wrong, or its parts contradict each other.
+        """
+        raw = memoryview(head).cast("B")
+        head_nbytes, _ = cls.parse_prefix(raw)
+        if raw.nbytes < head_nbytes:
+            raise DecodeError(f"a head of {head_nbytes} bytes, of which {raw.nbytes} are there")
+        own = bytes(raw[:head_nbytes])
+        _, _, _, algorithm, count, meta_nbytes, total, data_sum = _PREFIX.unpack_from(own)
+        if aligned(PREFIX_NBYTES + 8 * count + meta_nbytes) != head_nbytes:
+            raise DecodeError("the head changed while it was read")
+        view = memoryview(own)
+        meta_start = PREFIX_NBYTES + 8 * count
+        meta = view[meta_start : meta_start + meta_nbytes]
+        head_sum = zlib.crc32(view[: _PREFIX.size])
+        head_sum = zlib.crc32(view[PREFIX_NBYTES : meta_start + meta_nbytes], head_sum)
+        if _HEAD_SUM.unpack_from(own, _PREFIX.size)[0] != head_sum:
+            raise DecodeError("the head of the frame is corrupt: its checksum is wrong")
+        lengths = list(struct.unpack_from(f"<{count}Q", own, PREFIX_NBYTES))
+        offsets = list(accumulate([(length + 63) & -64 for length in lengths], initial=head_nbytes))
+        if offsets[-1] != total:
+            raise DecodeError(f"the parts of the frame add up to {offsets[-1]} bytes, its header says {total}")
+        return cls(offsets, lengths, meta, (algorithm, data_sum))
+
+    def verify(self, memory: Any) -> None:
+        """Check that ``memory`` holds the frame whole, and its data sum if it has one.
+
+        Raises
+        ------
+        DecodeError
+            If it is cut short or the sum is wrong, or this process lacks the algorithm.
+        """
+        view = memoryview(memory).cast("B")
+        if view.nbytes < self.total_nbytes:
+            raise DecodeError(f"the frame has {self.total_nbytes} bytes, of which {view.nbytes} are there")
+        if not self.checksum_algorithm:
+            return
+        spans = zip(self.offsets, self.lengths, strict=True)
+        try:
+            found = checksum.data_sum(self.checksum_algorithm, (view[at : at + n] for at, n in spans))
+        except LookupError as error:
+            raise DecodeError(f"checksum algorithm {self.checksum_algorithm} is not known") from error
+        except ImportError as error:
+            raise DecodeError(str(error)) from error
+        if found != self.data_sum:
+            raise DecodeError("the data of the frame is corrupt: its checksum is wrong")
+
+
+def scatter(memory: Any, buffers: Iterable[Any]) -> int:
+    """Copy the raw buffers of a frame, in order and without padding, into the caller's buffers.
+
+    One memcpy for each piece; a piece ends where a buffer ends on either side. About 1 us a small piece.
+
+    Parameters
+    ----------
+    memory
+        The frame, whole; it may be followed by anything.
+    buffers
+        Writable contiguous buffers or CPU tensors, together as long as the frame's buffers.
+
+    Returns
+    -------
+    int
+        How many bytes were copied.
+
+    Raises
+    ------
+    BufferMismatchError
+        If the lengths differ; nothing was copied then.
+    DecodeError
+        If this is no frame, or it is cut short or corrupt.
+    """
+    source = region(memory)
+    layout = FrameLayout.parse_head(memory)
+    layout.verify(memory)
+    targets = [region(buffer, writable=True) for buffer in buffers]
+    for frame_offset, index, buffer_offset, nbytes in scatter_plan(layout, [target.nbytes for target in targets]):
+        copy(targets[index].address + buffer_offset, source.address + frame_offset, nbytes)
+    return sum(layout.lengths)
+
+
+def scatter_plan(layout: FrameLayout, sizes: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Which bytes of a frame go where, if its raw buffers are read as one stream into buffers of ``sizes`` bytes.
+
+    Returns
+    -------
+    list of (frame_offset, buffer_index, buffer_offset, nbytes)
+        In order; no empty pieces.
+
+    Raises
+    ------
+    BufferMismatchError
+        If the sums of the lengths differ.
+    """
+    have, room = sum(layout.lengths), sum(sizes)
+    if have != room:
+        raise BufferMismatchError(
+            f"the payload has {have} raw bytes in {len(layout.lengths)} buffers, the {len(sizes)} given hold {room}"
+        )
+    plan = []
+    index, used = 0, 0
+    for start, length in zip(layout.offsets, layout.lengths, strict=True):
+        done = 0
+        while done < length:
+            left = sizes[index] - used
+            if not left:
+                index, used = index + 1, 0
+                continue
+            step = min(left, length - done)
+            plan.append((start + done, index, used, step))
+            done += step
+            used += step
+    return plan

@@ -1,0 +1,91 @@
+"""Raw copies between addresses, and the addresses of buffers.
+
+A slice assignment between memoryviews holds the GIL for its whole length (78 ms at 64 MB). These copies release it
+when they are long; a short one keeps it, because taking it back from a busy thread may cost a switch interval (5 ms).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Region", "copy", "region"]
+
+RELEASE_GIL_NBYTES = 1 << 20
+
+
+def _memmove(library: ctypes.CDLL) -> Any:
+    function = library.memmove
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    function.restype = None
+    return function
+
+
+_holding_gil = _memmove(ctypes.PyDLL(None))
+_releasing_gil = _memmove(ctypes.CDLL(None))
+
+
+class Region(NamedTuple):
+    """A piece of memory.
+
+    Attributes
+    ----------
+    address, nbytes
+        Where it is, and its length in bytes.
+    owner
+        Keeps the memory alive; the address is valid no longer than this object.
+    """
+
+    address: int
+    nbytes: int
+    owner: object
+
+
+def copy(target: int, source: int | bytes, nbytes: int) -> None:
+    """Copy ``nbytes`` bytes to the address ``target``; one memmove, without the GIL from 1 MiB on.
+
+    Parameters
+    ----------
+    target, source
+        Addresses, which the caller keeps valid; ``source`` may be a bytes object.
+    """
+    if nbytes < RELEASE_GIL_NBYTES:
+        _holding_gil(target, source, nbytes)
+    else:
+        _releasing_gil(target, source, nbytes)
+
+
+def region(buffer: Any, *, writable: bool = False) -> Region:
+    """Where the bytes of a buffer lie.
+
+    Parameters
+    ----------
+    buffer
+        A contiguous object of the buffer protocol, or a contiguous CPU tensor.
+    writable
+        Whether the caller means to write there.
+
+    Raises
+    ------
+    TypeError
+        If the buffer is read-only but ``writable`` was asked for, or not a buffer at all.
+    ValueError
+        If it is not contiguous.
+    """
+    if hasattr(buffer, "data_ptr"):
+        if not (buffer.is_contiguous() and buffer.device.type == "cpu"):
+            raise ValueError("the tensor is not contiguous in CPU memory")
+        return Region(buffer.data_ptr(), buffer.nbytes, buffer)
+    # ndarray, because a memoryview does not tell its address, and a ctypes export needs writable memory
+    view = np.frombuffer(buffer, np.uint8) if memoryview(buffer).nbytes else np.empty(0, np.uint8)
+    if writable and not view.flags.writeable:
+        raise TypeError("the buffer is read-only")
+    return Region(array_address(view), view.nbytes, view)
+
+
+def array_address(array: np.ndarray[Any, Any]) -> int:
+    """Address of the first element of an array of any dtype."""
+    address: int = array.__array_interface__["data"][0]
+    return address
