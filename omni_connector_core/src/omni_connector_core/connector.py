@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from omni_connector_core.aio import AsyncConnector
 from omni_connector_core.capabilities import Capabilities, Health
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline
@@ -21,6 +22,7 @@ from omni_connector_core.metadata import Metadata, Where, read_metadata
 from omni_connector_core.metrics import Metrics
 from omni_connector_core.options import parse_options
 from omni_connector_core.plugins import PluginManager, plugin_manager
+from omni_connector_core.streams import StreamReader, StreamWriter
 from omni_connector_core.transport import Memory, Peer, Role, Transport, TransportContext
 
 __all__ = ["OmniConnector", "create_connector", "default_namespace"]
@@ -126,7 +128,7 @@ class OmniConnector:
             key = as_key(key)
             frame = self._codec.encode(payload)
             metadata = self._transport.put(
-                key, frame, deadline=self._deadline(timeout), readers=readers, ttl_s=ttl, overwrite=overwrite
+                key, frame, deadline=self.deadline(timeout), readers=readers, ttl_s=ttl, overwrite=overwrite
             )
         except OmniConnectorError as error:
             raise self._failed("put", error, key)  # noqa: B904 - the same error, completed
@@ -149,7 +151,7 @@ class OmniConnector:
         """
         with self._executor_lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(2, thread_name_prefix=f"omni-connector-put-{self.edge}")
+                self._executor = ThreadPoolExecutor(32, thread_name_prefix=f"omni-connector-put-{self.edge}")
         put = partial(self.put, key, payload, timeout=timeout, readers=readers, ttl=ttl, overwrite=overwrite)
         return PutHandle(self._executor.submit(put))
 
@@ -160,7 +162,7 @@ class OmniConnector:
         """
         try:
             key = as_key(key)
-            self._transport.fail(key, reason, deadline=self._deadline(timeout))
+            self._transport.fail(key, reason, deadline=self.deadline(timeout))
         except OmniConnectorError as error:
             raise self._failed("fail", error, key)  # noqa: B904
 
@@ -196,7 +198,7 @@ class OmniConnector:
         start_s = time.perf_counter()
         try:
             key, where = self._find(key, metadata, producer)
-            memory = self._transport.get(key, where, deadline=self._deadline(timeout))
+            memory = self._transport.get(key, where, deadline=self.deadline(timeout))
             return self._decode(memory, start_s, copy)
         except OmniConnectorError as error:
             raise self._failed("get", error, key)  # noqa: B904
@@ -253,7 +255,7 @@ class OmniConnector:
         start_s = time.perf_counter()
         try:
             key, where = self._find(key, metadata, producer)
-            nbytes = self._transport.get_into(key, buffers, where, deadline=self._deadline(timeout))
+            nbytes = self._transport.get_into(key, buffers, where, deadline=self.deadline(timeout))
         except OmniConnectorError as error:
             raise self._failed("get", error, key)  # noqa: B904
         self._metrics.get(nbytes, time.perf_counter() - start_s, 0.0)
@@ -290,6 +292,63 @@ class OmniConnector:
         """Say for each key whether an unread payload is there; may say no of one that was only just put."""
         return self._transport.exists([as_key(key) for key in keys], Where(producer=producer))
 
+    # ---- streams
+
+    def writer(
+        self,
+        request_id: str,
+        *,
+        shard: str = "",
+        window: int | None = None,
+        readers: int = 1,
+        timeout: float | None = None,
+        ttl: float | None = None,
+    ) -> StreamWriter:
+        """Open the producer's end of a request's chunk stream.
+
+        Parameters
+        ----------
+        shard
+            Names one of several streams of the same request.
+        window
+            Chunks that may be unread before `write` waits; None: the option `stream_window`.
+        readers, ttl
+            As for `put`, of every chunk.
+        timeout
+            Seconds that each `write` may wait for the reader; None: the option `timeout_s`.
+        """
+        window = self._options.stream_window if window is None else window
+        as_key(Key(request_id, 0, shard))
+        return StreamWriter(self, request_id, shard=shard, window=window, readers=readers, timeout=timeout, ttl=ttl)
+
+    def reader(
+        self,
+        request_id: str,
+        *,
+        shard: str = "",
+        window: int | None = None,
+        timeout: float | None = None,
+        copy: bool = False,
+        producer: Producer | None = None,
+    ) -> StreamReader:
+        """Open the consumer's end of a request's chunk stream; it may be opened before the writer.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that each chunk may take to come; None: the option `timeout_s`.
+        copy, producer
+            As for `get`.
+        """
+        window = self._options.stream_window if window is None else window
+        as_key(Key(request_id, 0, shard))
+        return StreamReader(self, request_id, shard=shard, window=window, timeout=timeout, copy=copy, producer=producer)
+
+    @property
+    def aio(self) -> AsyncConnector:
+        """The same connector for coroutines."""
+        return AsyncConnector(self)
+
     # ---- both ends
 
     def cleanup(self, request_id: str, *, timeout: float | None = None) -> int:
@@ -304,7 +363,7 @@ class OmniConnector:
         """
         key = as_key(request_id)
         try:
-            return self._transport.cleanup(key.request_id, deadline=self._deadline(timeout))
+            return self._transport.cleanup(key.request_id, deadline=self.deadline(timeout))
         except OmniConnectorError as error:
             raise self._failed("cleanup", error, key)  # noqa: B904
 
@@ -331,10 +390,11 @@ class OmniConnector:
     ) -> None:
         self.close()
 
-    # ---- inside
-
-    def _deadline(self, timeout: float | None) -> Deadline:
+    def deadline(self, timeout: float | None) -> Deadline:
+        """Return the deadline of a call with that timeout in seconds; None: the option `timeout_s`."""
         return Deadline(self._options.timeout_s if timeout is None else timeout)
+
+    # ---- inside
 
     def _find(self, key: Key | str, metadata: object, producer: Producer | None) -> tuple[Key, Where]:
         context = self._context

@@ -94,6 +94,11 @@ class PutHandle:
     def __init__(self, future: Future[Metadata]) -> None:
         self._future = future
 
+    @property
+    def future(self) -> Future[Metadata]:
+        """The same as a `concurrent.futures.Future`."""
+        return self._future
+
     def done(self) -> bool:
         """Whether `result` would return or raise at once; never blocks."""
         return self._future.done()

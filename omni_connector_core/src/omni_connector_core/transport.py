@@ -178,8 +178,11 @@ class Transport(ABC):
         """
         return scatter(self._get(key, where, deadline=deadline), buffers)
 
+    def _expect(self, keys: Sequence[Key], where: Where) -> None:  # noqa: B027 - a backend that polls gains nothing
+        """Announce that these keys will be asked for soon, so that the producer can answer as soon as it puts them."""
+
     def _forget(self, key: Key, where: Where) -> None:  # noqa: B027 - nothing to do for a backend without interest
-        """Drop the interest in a key that an unanswered `_poll` or `_get` may have left with a producer."""
+        """Drop the interest in a key that `_expect` or an unanswered `_poll` or `_get` may have left with a producer."""
 
     def _register(self, buffer: Any) -> None:  # noqa: B027 - most backends need no registration
         """Prepare the caller's memory for `_get_into`."""
@@ -302,6 +305,15 @@ class Transport(ABC):
             return self._get_into(key, where, buffers, deadline=deadline)
         except OmniConnectorError as error:
             raise self._located(error, key)  # noqa: B904
+
+    @final
+    def expect(self, keys: Sequence[Key], where: Where = ANYWHERE) -> None:
+        """Announce keys that will be asked for soon; what is then not asked for must be forgotten (`forget`)."""
+        self._check(None, Role.CONSUMER)
+        try:
+            self._expect(keys, where)
+        except OmniConnectorError as error:
+            raise self._located(error, None)  # noqa: B904
 
     @final
     def forget(self, key: Key, where: Where = ANYWHERE) -> None:

@@ -1,0 +1,278 @@
+"""Chunk streams: what one request makes bit by bit, in order, exactly once, with bounded memory.
+
+Chunk number n of a stream is an ordinary payload under ``Key(request_id, n, shard)``: a tuple of a mark and the chunk. The end of
+the stream is the mark ``LAST`` on the last chunk, or a message of its own, ``END``, when the writer did not know which would be the
+last; either way data and end are never torn apart, and an empty stream is one ``END``.
+
+Back-pressure is by credits: at most `window` chunks are unread. The writer asks for credit once per half window, and the reader
+announces its interest half a window ahead, so that neither adds a message per chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import (
+    ClosedError,
+    DecodeError,
+    OmniConnectorError,
+    ProducerFailedError,
+    TransferTimeoutError,
+)
+from omni_connector_core.key import Key, Producer
+from omni_connector_core.metadata import Where
+
+if TYPE_CHECKING:
+    from omni_connector_core.connector import OmniConnector
+
+__all__ = ["StreamReader", "StreamWriter"]
+
+MORE, LAST, END = 0, 1, 2
+
+
+class StreamWriter:
+    """The producer's end of one stream; made by `OmniConnector.writer`.
+
+    As a context manager it ends the stream on the way out, or fails it when an exception leaves the block.
+
+    Not to be shared between threads.
+    """
+
+    def __init__(
+        self,
+        connector: OmniConnector,
+        request_id: str,
+        *,
+        shard: str = "",
+        window: int,
+        readers: int = 1,
+        timeout: float | None = None,
+        ttl: float | None = None,
+    ) -> None:
+        self._connector = connector
+        self._first = Key(request_id, 0, shard)
+        self._half = max(window // 2, 1)
+        self._window = max(window, self._half)
+        self._credits = self._window
+        self._readers, self._timeout, self._ttl = readers, timeout, ttl
+        self._next = 0
+        self._ended = False
+
+    @property
+    def written(self) -> int:
+        """How many chunks were written."""
+        return self._next
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream was ended or failed."""
+        return self._ended
+
+    def write(self, chunk: Any, *, last: bool = False, timeout: float | None = None) -> None:
+        """Write the next chunk, waiting for credit and for room.
+
+        Parameters
+        ----------
+        last
+            End the stream with this chunk, in one message.
+        timeout
+            Seconds to wait; None: what the writer was made with.
+
+        Raises
+        ------
+        TransferTimeoutError
+            The reader takes nothing; the chunk was not written, and may be again.
+        RequestAbandonedError
+            The reader abandoned the stream, or the request was cleaned up.
+        ClosedError
+            The stream has ended.
+        """
+        self._put((LAST if last else MORE, chunk), timeout)
+        self._next += 1
+        self._ended = last
+
+    def end(self, *, timeout: float | None = None) -> None:
+        """End the stream after what was written; idempotent. Raises as `write` does."""
+        if not self._ended:
+            self._put((END, None), timeout)
+            self._ended = True
+
+    def fail(self, reason: str) -> None:
+        """End the stream with a failure: the reader gets what was written, then `ProducerFailedError(reason)`."""
+        if not self._ended:
+            self._ended = True
+            self._connector.fail(self._key(self._next), reason)
+
+    def _put(self, message: tuple[int, Any], timeout: float | None) -> None:
+        if self._ended:
+            raise ClosedError("the stream has ended", key=self._key(self._next), hint="Open a writer for a new request")
+        deadline = self._connector.deadline(self._timeout if timeout is None else timeout)
+        self.take_credit(deadline)
+        self._connector.put(
+            self._key(self._next), message, timeout=deadline.remaining_s(), readers=self._readers, ttl=self._ttl
+        )
+        self._credits -= 1
+
+    def take_credit(self, deadline: Deadline) -> None:
+        """Wait until one more chunk may be written.
+
+        Raises
+        ------
+        TransferTimeoutError
+            The reader has not taken half a window of chunks by the deadline.
+        """
+        if self._credits == 0:
+            # readers take chunks in order, so the youngest of the oldest half window speaks for all of them
+            oldest = self._next - self._window
+            if not self._connector.transport.consumed(self._key(oldest + self._half - 1), deadline=deadline):
+                raise TransferTimeoutError(
+                    f"the reader has {self._window} unread chunks and took none in {deadline.timeout_s:g} s",
+                    key=self._key(self._next),
+                    edge=self._connector.edge,
+                    backend=self._connector.backend,
+                    hint="The consumer is slow or gone; raise stream_window to let the producer run further ahead",
+                )
+            self._credits += self._half
+
+    def _key(self, chunk: int) -> Key:
+        return self._first._replace(chunk=chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.end()
+        elif not self._connector.closed:
+            self.fail(f"{type(error).__name__}: {error}")
+
+
+class StreamReader:
+    """The consumer's end of one stream: an iterator over its chunks; made by `OmniConnector.reader`.
+
+    As a context manager it abandons the stream when it is left before the end: the request is cleaned up on this edge, unread
+    chunks are discarded, and the writer's next `write` raises `RequestAbandonedError`.
+
+    Not to be shared between threads.
+    """
+
+    def __init__(
+        self,
+        connector: OmniConnector,
+        request_id: str,
+        *,
+        shard: str = "",
+        window: int,
+        timeout: float | None = None,
+        copy: bool = False,
+        producer: Producer | None = None,
+    ) -> None:
+        self._connector = connector
+        self._first = Key(request_id, 0, shard)
+        self._half = max(window // 2, 1)
+        self._timeout, self._copy, self._producer = timeout, copy, producer
+        self._where = Where(producer=producer)
+        self._next = 0
+        self._expected = 0
+        self._ended = False
+
+    @property
+    def read(self) -> int:
+        """How many chunks were read."""
+        return self._next
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream is over: read to its end, failed, or abandoned."""
+        return self._ended
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        with self.finishing():
+            message = self._connector.get(
+                self.expect(), timeout=self._timeout, copy=self._copy, producer=self._producer
+            )
+        return self.accept(message)
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """End the reader when a get in the block fails; after a timeout the chunk may still come, so iterate on."""
+        try:
+            yield
+        except TransferTimeoutError:
+            raise
+        except OmniConnectorError as error:
+            self._finish()
+            if isinstance(error, ProducerFailedError):
+                error.hint = f"{self._next} chunks came before"
+            raise
+
+    def expect(self) -> Key:
+        """Announce the interest in the next chunks, when due; returns the key of the next."""
+        if self._expected <= self._next + self._half // 2:
+            keys = [self._key(self._expected + n) for n in range(self._half)]
+            self._connector.transport.expect(keys, self._where)
+            self._expected += self._half
+        return self._key(self._next)
+
+    def accept(self, message: Any) -> Any:
+        """Take the next message apart.
+
+        Raises
+        ------
+        StopIteration
+            It is the end.
+        DecodeError
+            It is not a chunk of a stream.
+        """
+        if not (type(message) is tuple and len(message) == 2 and message[0] in (MORE, LAST, END)):
+            self._finish()
+            raise DecodeError(
+                "the payload is not a chunk of a stream",
+                key=self._key(self._next),
+                edge=self._connector.edge,
+                backend=self._connector.backend,
+                hint="Write it with connector.writer(request_id), or read it with connector.get(key)",
+            )
+        mark, chunk = message
+        if mark == END:
+            self._finish()
+            raise StopIteration
+        self._next += 1
+        if mark == LAST:
+            self._finish()
+        return chunk
+
+    def close(self) -> None:
+        """Abandon the stream unless it is over; idempotent."""
+        if not self._ended:
+            self._finish()
+            if not self._connector.closed:
+                self._connector.cleanup(self._first.request_id)
+
+    def _finish(self) -> None:
+        self._ended = True
+        if not self._connector.closed:
+            for chunk in range(self._next, self._expected):
+                self._connector.transport.forget(self._key(chunk), self._where)
+
+    def _key(self, chunk: int) -> Key:
+        return self._first._replace(chunk=chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
