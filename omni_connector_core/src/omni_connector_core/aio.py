@@ -40,7 +40,7 @@ class AsyncConnector:
         key: Key | str,
         metadata: object = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the same contract as the blocking call
+        timeout: float | None = None,
         copy: bool = False,
         producer: Producer | None = None,
     ) -> Any:
