@@ -24,7 +24,6 @@
     ├── PeerLostError                  (ConnectionError)  the process at the other end died
     ├── BackendUnavailableError        (ConnectionError)  the backend's service does not answer retryable
     ├── UnsupportedError               (NotImplementedError)  a capability the backend does not claim
-    ├── DuplicateProducerError         (RuntimeError)     two live processes are the same producer of an edge
     ├── RoleError                      (RuntimeError)     put at a consumer, get at a producer
     ├── ClosedError                    (RuntimeError)     used after close()
     └── ForkedError                    (RuntimeError)     used in a forked child
@@ -45,7 +44,6 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DecodeError",
-    "DuplicateProducerError",
     "EncodeError",
     "ForkedError",
     "IncompatibleKVError",
@@ -269,12 +267,6 @@ class BackendUnavailableError(OmniConnectorError, ConnectionError):
 
 class UnsupportedError(OmniConnectorError, NotImplementedError):
     """The backend does not claim the capability that the call needs."""
-
-
-class DuplicateProducerError(OmniConnectorError, RuntimeError):
-    """Two live processes claim to be the same replica and rank of a producing stage."""
-
-    default_hint = "Give each process its own replica and rank, or each deployment its own namespace"
 
 
 class RoleError(OmniConnectorError, RuntimeError):

@@ -14,14 +14,13 @@ from omni_connector_core.errors import (
     AmbiguousKeyError,
     CapacityError,
     ClosedError,
-    DuplicateProducerError,
     OmniConnectorError,
     PayloadTooLargeError,
     RequestAbandonedError,
     TransferTimeoutError,
 )
 from omni_connector_core.frame import Frame
-from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.key import Edge, Key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_core.metadata import Where
 from omni_connector_core.options import Options, byte_size, option
@@ -45,7 +44,7 @@ class _Meeting:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.ledgers: dict[Producer, Ledger[bytearray]] = {}
+        self.ledgers: dict[MemoryTransport, Ledger[bytearray]] = {}
         self.abandoned: set[str] = set()
 
     def announce(self) -> None:
@@ -117,18 +116,19 @@ class MemoryTransport(Transport):
 
     def _take_claim(self, key: Key, where: Where) -> Memory | None:
         answers = {
-            producer: answer
-            for producer, ledger in self._meeting.ledgers.items()
-            if where.producer in (None, producer) and (answer := ledger.claim(key, self)) is not None
+            transport: answer
+            for transport, ledger in self._ledgers(where)
+            if (answer := ledger.claim(key, self)) is not None
         }
-        claims = {p: answer for p, answer in answers.items() if isinstance(answer, Claim)}
+        claims = {transport: answer for transport, answer in answers.items() if isinstance(answer, Claim)}
         if len(claims) > 1:
-            for producer, claim in claims.items():
-                self._meeting.ledgers[producer].release(claim.number, unread=True)
-            raise AmbiguousKeyError(f"held by {' and by '.join(map(str, sorted(claims)))}")
-        for producer, claim in claims.items():
+            for transport, claim in claims.items():
+                self._meeting.ledgers[transport].release(claim.number, unread=True)
+            holders = sorted(str(transport.context.producer) for transport in claims)
+            raise AmbiguousKeyError(f"held by {' and by '.join(holders)}")
+        for transport, claim in claims.items():
             memory = (ctypes.c_char * claim.nbytes).from_buffer_copy(claim.item)
-            self._meeting.ledgers[producer].release(claim.number)
+            self._meeting.ledgers[transport].release(claim.number)
             return memory
         for answer in answers.values():
             assert isinstance(answer, OmniConnectorError)
@@ -137,12 +137,18 @@ class MemoryTransport(Transport):
 
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
         with self._meeting.lock:
-            ledgers = [
-                ledger for producer, ledger in self._meeting.ledgers.items() if where.producer in (None, producer)
-            ]
+            ledgers = [ledger for _, ledger in self._ledgers(where)]
             for ledger in ledgers:
                 ledger.sweep_if_due()
             return [any(ledger.exists(key) for ledger in ledgers) for key in keys]
+
+    def _ledgers(self, where: Where) -> list[tuple[MemoryTransport, Ledger[bytearray]]]:
+        """List the producers that may be meant; with the meeting's lock held."""
+        return [
+            (transport, ledger)
+            for transport, ledger in self._meeting.ledgers.items()
+            if where.producer in (None, transport.context.producer)
+        ]
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
         return self._own_ledger().consumed(key, deadline)
@@ -178,7 +184,7 @@ class MemoryTransport(Transport):
     def _close(self) -> None:
         with self._meeting.lock:
             if self._ledger is not None:
-                del self._meeting.ledgers[self.context.producer]
+                del self._meeting.ledgers[self]
         if self._ledger is not None:
             self._ledger.close()
         self._meeting.announce()
@@ -187,10 +193,7 @@ class MemoryTransport(Transport):
         if self._ledger is None:
             with self._meeting.lock:
                 if self._ledger is None:
-                    producer = self.context.producer
-                    if producer in self._meeting.ledgers:
-                        raise DuplicateProducerError(f"another connector is {producer} of this edge")
-                    self._ledger = self._meeting.ledgers[producer] = Ledger(self._give_back)
+                    self._ledger = self._meeting.ledgers[self] = Ledger(self._give_back)
         return self._ledger
 
     def _take(self, nbytes: int) -> bool:
