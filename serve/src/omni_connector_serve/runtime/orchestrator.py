@@ -1,0 +1,318 @@
+"""Takes requests through a pipeline: announces outputs to consumers, keeps time, and says which stage is to blame."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from omni_connector_core import Edge, OmniConnector, OmniConnectorError, Role, create_connector
+from omni_connector_serve.runtime.channel import InputError, OutputError, Sink, Source
+from omni_connector_serve.runtime.errors import (
+    BusyError,
+    InputLostError,
+    RequestTimeoutError,
+    ServeError,
+    StageFailedError,
+    UnavailableError,
+)
+from omni_connector_serve.runtime.flight import Flight
+from omni_connector_serve.runtime.messages import Announced, Done, EdgeSpec, EdgeUse, Output, Report, Run
+from omni_connector_serve.runtime.pipeline import Pipeline
+from omni_connector_serve.runtime.pool import StagePool
+from omni_connector_serve.runtime.stage import REQUEST, RESPONSE
+
+__all__ = ["Orchestrator"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_ATTEMPTS = 3
+_VERDICT_S = 2.0
+
+
+class _Attempt:
+    """One passage of a request through the pipeline; a repeated one has an id of its own, so that no payloads mix."""
+
+    def __init__(self, flight: Flight, number: int, edges: tuple[EdgeSpec, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        self.flight = flight
+        self.request_id = f"{flight.request_id}.{number}"
+        self.announced = {(edge.producer, edge.consumer): loop.create_future() for edge in edges}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def on_output(self, report: Output) -> None:
+        """Let the consumer begin."""
+        announced: asyncio.Future[Announced] = self.announced[report.origin.stage, report.consumer]
+        if not announced.done():
+            announced.set_result(report.announced)
+
+
+class Orchestrator:
+    """A pipeline that runs. Use as an async context manager; make it inside the event loop.
+
+    Parameters
+    ----------
+    pipeline
+        What to run.
+    namespace
+        Of its connectors; by default one that no other server has.
+    """
+
+    def __init__(self, pipeline: Pipeline, namespace: str | None = None) -> None:
+        self.pipeline = pipeline
+        self.namespace = namespace or os.environ.get("OMNI_CONNECTOR_NAMESPACE") or f"serve-{uuid.uuid4().hex[:12]}"
+        self.draining = False
+        self.outcomes: dict[str, int] = {}
+        self.flights: set[Flight] = set()
+        self._root = Path(tempfile.mkdtemp(prefix="omni-serve-", dir=os.environ.get("XDG_RUNTIME_DIR")))
+        self._threads = ThreadPoolExecutor(4 * pipeline.settings.max_requests, thread_name_prefix="omni-serve")
+        self._zmq = zmq.asyncio.Context()
+        self._reports = self._zmq.socket(zmq.PULL)
+        address = f"ipc://{self._root}/reports"
+        self._reports.bind(address)
+        self._ends = {edge.name: self._open(edge) for edge in (*pipeline.outputs(REQUEST), *pipeline.inputs(RESPONSE))}
+        self.pools = {
+            name: StagePool(stage, pipeline, self.namespace, self._root, address)
+            for name, stage in pipeline.stages.items()
+        }
+        self._listener = asyncio.create_task(self._listen())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def missing(self) -> str:
+        """Why requests cannot be served, or an empty string."""
+        if self.draining:
+            return "the server is stopping"
+        return "; ".join(filter(None, (pool.missing for pool in self.pools.values())))
+
+    async def ready(self) -> None:
+        """Wait until every stage has started for the first time.
+
+        Raises
+        ------
+        UnavailableError
+            One could not; it is tried again.
+        """
+        groups = [group for pool in self.pools.values() for group in pool.groups]
+        for reason in await asyncio.gather(*(asyncio.shield(group.first_start) for group in groups)):
+            if reason:
+                raise UnavailableError(reason)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return the counters of every open connector, each with the process that holds it."""
+        rows = [
+            {"stage": name, "replica": group.replica, "rank": rank, **row}
+            for name, pool in self.pools.items()
+            for group in pool.groups
+            for rank, stats in group.stats.items()
+            for row in stats.values()
+        ]
+        return rows + [{"stage": "serve", "replica": 0, "rank": 0, **end.stats()} for end in self._ends.values()]
+
+    def generate(self, payload: Any, params: dict[str, Any], timeout_s: float | None = None) -> Flight:
+        """Start a request.
+
+        Parameters
+        ----------
+        payload
+            What the stages find as ``task.input("request")``.
+        params
+            What they find as ``task.params``: small, plain data.
+        timeout_s
+            Shortens the server's ``request_timeout_s``.
+
+        Raises
+        ------
+        UnavailableError, BusyError
+            It is not taken.
+        """
+        settings = self.pipeline.settings
+        if self.draining or not all(pool.up for pool in self.pools.values()):
+            raise UnavailableError(self.missing)
+        if len(self.flights) >= settings.max_requests:
+            raise BusyError(f"{settings.max_requests} requests are running; try again later")
+        flight = Flight(payload, params, min(timeout_s or settings.request_timeout_s, settings.request_timeout_s))
+        flight.task = asyncio.create_task(self._fly(flight))
+        self.flights.add(flight)
+        flight.task.add_done_callback(lambda task: self._landed(flight, task))
+        return flight
+
+    async def close(self) -> None:
+        """Give up what still runs, and stop all processes."""
+        self.draining = True
+        for flight in list(self.flights):
+            await flight.cancel()
+        await asyncio.gather(*(group.close() for pool in self.pools.values() for group in pool.groups))
+        self._listener.cancel()
+        await asyncio.wait((self._listener,))
+        for end in self._ends.values():
+            end.close()
+        self._reports.close(linger=0)
+        self._zmq.term()
+        self._threads.shutdown()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _open(self, edge: EdgeSpec) -> OmniConnector:
+        role = Role.PRODUCER if edge.producer == REQUEST else Role.CONSUMER
+        return create_connector(
+            edge.backend,
+            dict(edge.options),
+            edge=Edge(edge.producer, edge.consumer),
+            role=role,
+            namespace=self.namespace,
+        )
+
+    async def _listen(self) -> None:
+        decoder = msgspec.msgpack.Decoder(Report)
+        while True:
+            message = await self._reports.recv()
+            try:
+                report = decoder.decode(message)
+            except msgspec.DecodeError as error:
+                _log.error("a report is not understood: %s", error)
+                continue
+            self.pools[report.origin.stage].groups[report.origin.replica].report(report)
+
+    def _landed(self, flight: Flight, task: asyncio.Task[None]) -> None:
+        self.flights.discard(flight)
+        flight.total_s = time.monotonic() - flight.started
+        error = None if task.cancelled() else task.exception()
+        outcome = "cancelled" if task.cancelled() else type(error).__name__ if error else "ok"
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    async def _fly(self, flight: Flight) -> None:
+        try:
+            async with asyncio.timeout(flight.timeout_s):
+                for number in range(_ATTEMPTS):
+                    try:
+                        return await self._attempt(_Attempt(flight, number, self.pipeline.edges))
+                    except InputLostError as error:
+                        # The stage that made the input died after it was through with this request: nobody's work on it failed, so
+                        # it is done again, unless the client has seen a part of it.
+                        if flight.delivered or number == _ATTEMPTS - 1:
+                            raise
+                        _log.warning("request %s starts again: %s", flight.request_id, error)
+        except TimeoutError:
+            raise RequestTimeoutError(f"not done after {flight.timeout_s:g} s") from None
+
+    async def _attempt(self, attempt: _Attempt) -> None:
+        attempt.flight.edges.clear()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name in self.pipeline.stages:
+                    attempt.tasks[name] = tasks.create_task(self._stage(attempt, name))
+                for edge in self.pipeline.outputs(REQUEST):
+                    tasks.create_task(self._feed(attempt, edge))
+                for edge in self.pipeline.inputs(RESPONSE):
+                    tasks.create_task(self._collect(attempt, edge))
+        except (ServeError, asyncio.CancelledError, BaseExceptionGroup) as error:
+            self._discard(attempt.request_id)
+            raise _first(error) from None
+
+    async def _stage(self, attempt: _Attempt, name: str) -> None:
+        edges = self.pipeline.inputs(name)
+        inputs = {edge.producer: await attempt.announced[edge.producer, name] for edge in edges}
+        pool = self.pools[name]
+        run = Run(
+            request_id=attempt.request_id, params=attempt.flight.params, inputs=inputs, timeout_s=pool.stage.timeout_s
+        )
+        execution = await pool.submit(run, attempt.on_output)
+        try:
+            for done in await asyncio.shield(execution.outcome):
+                self._account(attempt.flight, done)
+        except InputLostError as error:
+            raise await self._blame(attempt, error) from error
+
+    async def _blame(self, attempt: _Attempt, error: InputLostError) -> ServeError:
+        """Find out whether an input is lost since the stage that made it failed; its own failure is then the story."""
+        makers = [task for name, task in attempt.tasks.items() if name == error.producer]
+        if makers:
+            # Its failure cancels this task, so waiting is all there is to do.
+            await asyncio.wait(makers, timeout=_VERDICT_S)
+        return error
+
+    async def _feed(self, attempt: _Attempt, edge: EdgeSpec) -> None:
+        sink = Sink(self._ends[edge.name], attempt.request_id, edge, attempt.flight.deadline)
+        started = time.perf_counter()
+        try:
+            metadata = await self._in_thread(sink.put, attempt.flight.payload)
+        except OutputError as error:
+            raise StageFailedError(REQUEST, str(error)) from error
+        nbytes = metadata["nbytes"] if metadata else 0
+        put_s = time.perf_counter() - started
+        attempt.flight.edges.append(
+            EdgeUse(producer=REQUEST, consumer=edge.consumer, puts=1, put_bytes=nbytes, put_s=put_s)
+        )
+        attempt.announced[edge.producer, edge.consumer].set_result(
+            Announced(replica=0, stream=False, metadata=metadata)
+        )
+
+    async def _collect(self, attempt: _Attempt, edge: EdgeSpec) -> None:
+        flight = attempt.flight
+        announced = await attempt.announced[edge.producer, edge.consumer]
+        source = Source(self._ends[edge.name], attempt.request_id, announced, edge.producer, flight.deadline)
+        chunks = source.stream()
+        waited_s = 0.0
+        try:
+            while True:
+                started = time.perf_counter()
+                chunk = await self._in_thread(next, chunks, chunks)
+                waited_s += time.perf_counter() - started
+                if chunk is chunks:
+                    break
+                if not flight.delivered:
+                    flight.first_chunk_s = time.monotonic() - flight.started
+                flight.delivered += 1
+                await flight.chunks.put(chunk)
+        except InputError as error:
+            lost = InputLostError(RESPONSE, str(error), edge.producer)
+            raise await self._blame(attempt, lost) from error
+        use = EdgeUse(
+            producer=edge.producer, consumer=RESPONSE, gets=source.gets, wait_s=waited_s, streamed=announced.stream
+        )
+        flight.edges.append(use)
+
+    def _account(self, flight: Flight, done: Done) -> None:
+        flight.edges += done.edges
+        flight.busy_s[done.origin.stage] = max(done.busy_s, flight.busy_s.get(done.origin.stage, 0.0))
+
+    def _discard(self, request_id: str) -> None:
+        for pool in self.pools.values():
+            for group in pool.groups:
+                group.abort(request_id)
+        for end in self._ends.values():
+            self._threads.submit(_cleanup, end, request_id)
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _cleanup(end: OmniConnector, request_id: str) -> None:
+    try:
+        end.cleanup(request_id)
+    except OmniConnectorError as error:
+        _log.warning("request %s is not cleaned up: %s", request_id, error)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the failure that came first in a task group: the others are its consequences."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
