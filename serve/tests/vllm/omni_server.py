@@ -255,9 +255,7 @@ class Server:
         messages = [{"role": "user", "content": text}]
         body = {"model": "tiny", "messages": messages, "modalities": ["text", "audio"], **body}
         try:
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
             yield connection
         finally:
             connection.close()

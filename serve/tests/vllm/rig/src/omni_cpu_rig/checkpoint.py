@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a tiny checkpoint: random weights (seed 0), a byte-level tokenizer, a chat template.
 
-    python -m omni_cpu_rig.checkpoint DIRECTORY [--moe]
+python -m omni_cpu_rig.checkpoint DIRECTORY [--moe]
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ class _OnCpu:
 
 
 class CpuARModelRunner(_OnCpu, GPUARModelRunner, CPUModelRunner):  # type: ignore[misc]
-    def sync_and_gather_intermediate_tensors(
-        self, num_tokens: int, intermediate_tensors: Any, sync_self: bool
-    ) -> Any:
+    def sync_and_gather_intermediate_tensors(self, num_tokens: int, intermediate_tensors: Any, sync_self: bool) -> Any:
         # Pipeline parallel: the receive buffer is normally made by the warm-up, which does not run here.
         if self.intermediate_tensors is None:
             self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
