@@ -1,0 +1,278 @@
+"""The one engine and the one arena of a process, shared by all its connectors with the same engine options.
+
+**Quarantine.** An engine may write into memory long after it reported a timeout, or was told to stop (up to 190 MiB were seen to
+arrive late, `facts/multi_host`). So memory under a transfer that did not end well is not freed but left to the engine's *generation*:
+the generation is retired, new transfers go to a new instance, and when the old one's other transfers are over, it
+is closed. Only then is the memory free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_core.onesided.arena import Arena, Pool, Region
+from omni_connector_core.onesided.engine import Engine, Piece
+
+__all__ = ["Hub", "Transfer", "hub"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Generation:
+    """One engine instance: its peers, its transfers, and the memory that it may still write."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.peers: dict[str, Future[Any]] = {}
+        self.running = 0
+        self.retired = False
+        self.quarantine: list[Region] = []
+        self.gone = threading.Event()
+
+
+class Transfer:
+    """A read on its way; ends by `done` being true, by its error, or by `abandon`."""
+
+    def __init__(self, hub: Hub, generation: _Generation, handle: Any, nbytes: int) -> None:
+        self._hub = hub
+        self._generation = generation
+        self._handle = handle
+        self._finished = False
+        self._spin_until_s = 0.0
+        engine = generation.engine
+        if nbytes <= engine.spin_nbytes:
+            self._spin_until_s = time.monotonic() + engine.spin_s
+        self._started_s = time.monotonic()
+
+    def done(self) -> bool:
+        """Whether every byte arrived.
+
+        Raises
+        ------
+        PeerLostError
+            It failed: call `abandon`, as bytes may still arrive.
+        """
+        if not self._finished and self._generation.engine.done(self._handle):
+            self._finished = True
+            self._hub._ended(self._generation)
+        return self._finished
+
+    def wait(self, until_s: float) -> bool:
+        """Wait until every byte arrived, or to a point of the monotonic clock.
+
+        Spins while the transfer is small and young, then sleeps an eighth of the time that has passed, at most 1 ms: what is
+        lost by sleeping is bounded by what the transfer takes anyhow.
+
+        Raises
+        ------
+        PeerLostError
+            It failed: call `abandon`, as bytes may still arrive.
+        """
+        while not self.done():
+            now = time.monotonic()
+            if now >= until_s:
+                return False
+            if now >= self._spin_until_s:
+                time.sleep(min(max((now - self._started_s) / 8, 50e-6), 1e-3, until_s - now))
+        return True
+
+    def abandon(self, region: Region | None) -> threading.Event:
+        """Give the transfer up, whether it failed or not.
+
+        Parameters
+        ----------
+        region
+            The arena's memory under it, which is quarantined; None when it is not the arena's.
+
+        Returns
+        -------
+        Event
+            Set when no byte can arrive any more.
+        """
+        return self._hub._abandoned(self._generation, region)
+
+
+class Hub:
+    """Owns a process' arena and the engine over it.
+
+    Parameters
+    ----------
+    make_engine
+        Makes an engine instance; called again for every generation.
+    make_pool
+        Makes the arena's memory.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], make_pool: Callable[[], Pool]) -> None:
+        self._make_engine = make_engine
+        self._lock = threading.RLock()
+        self.arena = Arena(make_pool())
+        self._registered: dict[int, int] = {self.arena.address: self.arena.nbytes}
+        self._generations: list[_Generation] = []
+        self._current = self._new_generation()
+
+    # ---- memory
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Register memory of the caller's, once."""
+        with self._lock:
+            if self._registered.get(address) == nbytes:
+                return
+            if address in self._registered:
+                self._current.engine.unregister(address)
+            self._current.engine.register(address, nbytes)
+            self._registered[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        """Forget memory of the caller's."""
+        with self._lock:
+            if self._registered.pop(address, None) is not None:
+                self._current.engine.unregister(address)
+
+    def covers(self, address: int, nbytes: int) -> bool:
+        """Whether a run of memory lies in what is registered."""
+        with self._lock:
+            return any(a <= address and address + nbytes <= a + n for a, n in self._registered.items())
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes that wait for a retired engine's end."""
+        with self._lock:
+            return sum(region.size for generation in self._generations for region in generation.quarantine)
+
+    # ---- as a producer
+
+    def endpoint(self) -> tuple[str, bytes]:
+        """Name and blob of the engine instance that serves now."""
+        blob = self._current.engine.endpoint()
+        return hashlib.blake2b(blob, digest_size=8).hexdigest(), blob
+
+    def progress(self) -> None:
+        """Let the engine work."""
+        self._current.engine.progress()
+
+    @property
+    def progress_s(self) -> float | None:
+        """See `Engine.progress_s`."""
+        return self._current.engine.progress_s
+
+    # ---- as a consumer
+
+    def peer(self, name: str) -> Future[Any] | None:
+        """Return the contact with a peer's engine, made or being made; None: its blob is needed."""
+        found = self._current.peers.get(name)
+        return None if found is None or (found.done() and found.exception() is not None) else found
+
+    def connect(self, name: str, blob: bytes) -> Future[Any]:
+        """Make first contact with a peer's engine on a thread of its own, once however many ask.
+
+        The engine may be stuck in here for as long as it likes (61 s were seen): who waits, waits to its own deadline.
+        """
+        with self._lock:
+            generation = self._current
+            found = self.peer(name)
+            if found is not None:
+                return found
+            future: Future[Any] = Future()
+            generation.peers[name] = future
+
+        def contact() -> None:
+            try:
+                future.set_result(generation.engine.connect(blob))
+            except OmniConnectorError as error:
+                future.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - whatever the vendor raises must reach who waits
+                future.set_exception(BackendUnavailableError(f"the engine failed on first contact: {error}"))
+
+        threading.Thread(target=contact, name="omni-contact", daemon=True).start()
+        return future
+
+    def start(self, name: str, pieces: Sequence[Piece]) -> Transfer | None:
+        """Begin to read from a peer with which contact was made; None: it was made by an engine that is retired.
+
+        Raises
+        ------
+        PeerLostError
+            It cannot be begun.
+        """
+        with self._lock:
+            generation = self._current
+            contact = generation.peers.get(name)
+            if contact is None or not contact.done() or contact.exception() is not None:
+                return None
+            generation.running += 1
+        try:
+            handle = generation.engine.start(contact.result(), pieces)
+        except BaseException:
+            with self._lock:
+                generation.peers.pop(name, None)
+            self._ended(generation)
+            raise
+        return Transfer(self, generation, handle, sum(piece.nbytes for piece in pieces))
+
+    # ---- generations
+
+    def _new_generation(self) -> _Generation:
+        engine = self._make_engine()
+        for address, nbytes in self._registered.items():
+            engine.register(address, nbytes)
+        generation = _Generation(engine)
+        self._generations.append(generation)
+        return generation
+
+    def _ended(self, generation: _Generation) -> None:
+        with self._lock:
+            generation.running -= 1
+            over = generation.retired and not generation.running
+        if over:
+            self._bury(generation)
+
+    def _abandoned(self, generation: _Generation, region: Region | None) -> threading.Event:
+        with self._lock:
+            if region is not None:
+                generation.quarantine.append(region)
+            if not generation.retired:
+                generation.retired = True
+                self._current = self._new_generation()
+        self._ended(generation)
+        return generation.gone
+
+    def _bury(self, generation: _Generation) -> None:
+        def close() -> None:
+            try:
+                generation.engine.close()
+            except Exception:  # noqa: BLE001 - whatever the vendor raises
+                _log.exception("the engine could not be closed: its memory stays in quarantine")
+                return
+            with self._lock:
+                self._generations.remove(generation)
+            for region in generation.quarantine:
+                self.arena.release(region)
+            generation.quarantine.clear()
+            generation.gone.set()
+
+        threading.Thread(target=close, name="omni-retire", daemon=True).start()
+
+
+_hubs: dict[tuple[int, Hashable], Hub] = {}
+_hubs_lock = threading.Lock()
+
+
+def hub(key: Hashable, make_engine: Callable[[], Engine], make_pool: Callable[[], Pool]) -> Hub:
+    """Return this process' hub for an engine configuration, made on first use and kept for the life of the process.
+
+    Starting and ending an engine costs up to a second and its connections; an idle one costs nothing.
+    """
+    with _hubs_lock:
+        found = _hubs.get((os.getpid(), key))
+        if found is None:
+            found = _hubs[os.getpid(), key] = Hub(make_engine, make_pool)
+        return found

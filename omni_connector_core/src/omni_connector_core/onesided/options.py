@@ -1,0 +1,35 @@
+"""The options that every one-sided backend has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_connector_core.options import Options, at_least, byte_size, option
+
+__all__ = ["OneSidedOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneSidedOptions(Options):
+    """Options of the control channel and the arena."""
+
+    host: str = option(
+        default="127.0.0.1",
+        doc="Address of this host that control channel and engine bind and advertise. `auto` takes the address of the default "
+        "route. Loopback serves one host alone.",
+    )
+    control_port: int = option(
+        parse=at_least(0),
+        default=0,
+        doc="Port of the control channel; 0 takes a free one, which metadata and, on one host, the runtime folder make known.",
+    )
+    secret_file: str | None = option(
+        default=None,
+        doc="File with a shared secret, mode 600: control connections are then authenticated and encrypted (CURVE).",
+    )
+    arena_bytes: int = option(
+        parse=byte_size,
+        default="1GiB",
+        doc="Registered memory of this process for what it puts and receives, shared by its connectors. Host memory is touched, "
+        "and so occupied, only as far as it is used.",
+    )

@@ -1,0 +1,91 @@
+"""Who may hold a key: what metadata, the runtime's peers and the host's folder say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_connector_core.errors import IncompatibleMetadataError
+from omni_connector_core.metadata import Where
+from omni_connector_core.onesided.discovery import Directory
+from omni_connector_core.onesided.messages import Scope
+from omni_connector_core.transport import TransportContext
+
+__all__ = ["Producers", "Whereabouts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """A producer that may be asked.
+
+    Attributes
+    ----------
+    address
+        ``host:port`` of its control server.
+    instance
+        Which connector is meant; empty: any at that address.
+    producer
+        Its replica and rank; None: not known.
+    certain
+        It is known to have been there, so that its silence means that it is lost; else it may still come.
+    """
+
+    address: str
+    instance: str = ""
+    producer: tuple[int, int] | None = None
+    certain: bool = False
+
+    def __str__(self) -> str:
+        who = "a producer" if self.producer is None else f"replica {self.producer[0]} rank {self.producer[1]}"
+        return f"{who} at {self.address}"
+
+
+class Producers:
+    """Finds the producers of one edge."""
+
+    def __init__(self, context: TransportContext) -> None:
+        self.scope = Scope(context.backend, context.namespace, *context.edge)
+        self._peers = [
+            Whereabouts(address, producer=(peer.replica, peer.rank))
+            for peer, address in context.peers.items()
+            if peer.stage == context.edge.producer
+        ]
+        self._directory: Directory | None = None
+
+    @property
+    def directory(self) -> Directory:
+        """The edge's folder on this host, made on first use."""
+        if self._directory is None:
+            self._directory = Directory.of(self.scope)
+        return self._directory
+
+    def find(self, where: Where) -> list[Whereabouts]:
+        """Say whom to ask, now.
+
+        Raises
+        ------
+        IncompatibleMetadataError
+            The metadata's own part is damaged.
+        """
+        if where.at is not None:
+            return [_from_metadata(where)]
+        here = [
+            Whereabouts(found.address, found.instance, (found.replica, found.rank), certain=True)
+            for found in self.directory.producers()
+        ]
+        known = {place.address for place in here}
+        far = [place for place in self._peers if place.address not in known]
+        places = [p for p in here + far if where.producer is None or p.producer == where.producer]
+        if where.hint is not None:
+            host, port = where.hint
+            hinted = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if hinted not in known and all(place.address != hinted for place in far):
+                places.append(Whereabouts(hinted))
+        return places
+
+
+def _from_metadata(where: Where) -> Whereabouts:
+    assert where.at is not None
+    address, instance = where.at.get("address"), where.at.get("instance")
+    if not isinstance(address, str) or not isinstance(instance, str) or ":" not in address or not instance:
+        raise IncompatibleMetadataError("the metadata is damaged: it has no control address")
+    return Whereabouts(address, instance, where.producer, certain=True)
