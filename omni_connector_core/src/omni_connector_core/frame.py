@@ -22,7 +22,6 @@ import ctypes
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -48,15 +47,12 @@ PREFIX_NBYTES: Final = 64
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"OMNF"
 
-#: magic, version, flags (0), checksum algorithm, buffers, meta length, total length, data sum, reserved (0)
-_PREFIX = struct.Struct("<4sHBBIIQQ28x")
-_HEAD_SUM = struct.Struct("<I")
-assert _PREFIX.size + _HEAD_SUM.size == PREFIX_NBYTES
-
-
-def aligned(nbytes: int) -> int:
-    """Round up to a multiple of `ALIGNMENT`."""
-    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+#: magic, CRC-32 of the head from the next field on, version, flags (0), checksum algorithm, number of buffers, length of
+#: the meta, length of the frame, sum of the data, reserved (0)
+_HEADER = struct.Struct("<4sIHBBIIQQ28x")
+_AFTER_SUM = struct.Struct("<HBBIIQQ28x")
+_SUMMED_FROM: Final = _HEADER.size - _AFTER_SUM.size
+assert _HEADER.size == PREFIX_NBYTES
 
 
 class Segment(NamedTuple):
@@ -67,23 +63,10 @@ class Segment(NamedTuple):
     nbytes: int
 
 
-class Source(NamedTuple):
-    """Where the bytes of one buffer come from.
-
-    Attributes
-    ----------
-    origin
-        An address or a bytes object; or a function that writes the bytes into an array of uint8 that is given to it
-        (a strided tensor, many small tensors in one buffer), so that they too are copied only once.
-    nbytes
-        Length in bytes.
-    owner
-        What keeps the address valid.
-    """
-
-    origin: int | bytes | Callable[[np.ndarray[Any, Any]], None]
-    nbytes: int
-    owner: object = None
+#: Where the bytes of one buffer come from: (origin, nbytes, owner). The origin is an address that ``owner`` keeps valid, or
+#: a bytes object, or a function that writes the bytes into an array of uint8 that is given to it (a strided tensor, many
+#: small tensors in one buffer), so that these too are copied only once. A plain tuple, because there is one per tensor.
+Source = tuple[int | bytes | Callable[[np.ndarray[Any, Any]], None], int, object]
 
 
 class Frame:
@@ -102,17 +85,16 @@ class Frame:
     __slots__ = ("_sources", "head", "nbytes")
 
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
-        lengths = [source[1] for source in sources]
+        lengths = [nbytes for _, nbytes, _ in sources]
         unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
-        head_nbytes = aligned(unpadded)
+        head_nbytes = (unpadded + 63) & -64
         self.nbytes = head_nbytes + sum([(length + 63) & -64 for length in lengths])
         self._sources = sources
         total = checksum.data_sum(checksum_algorithm, self.buffers) if checksum_algorithm else 0
-        counts = (checksum_algorithm, len(lengths), len(meta), self.nbytes, total)
-        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, *counts)
-        body = struct.pack(f"<{len(lengths)}Q", *lengths) + meta
-        head_sum = _HEAD_SUM.pack(zlib.crc32(body, zlib.crc32(prefix)))
-        self.head = b"".join((prefix, head_sum, body, bytes(head_nbytes - unpadded)))
+        fields = _AFTER_SUM.pack(FORMAT_VERSION, 0, checksum_algorithm, len(lengths), len(meta), self.nbytes, total)
+        summed = b"".join((fields, struct.pack(f"<{len(lengths)}Q", *lengths), meta))
+        start = MAGIC + zlib.crc32(summed).to_bytes(4, "little")
+        self.head = b"".join((start, summed, bytes(head_nbytes - unpadded)))
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -134,17 +116,15 @@ class Frame:
         TypeError
             If ``dest`` is not writable.
         """
-        target = np.frombuffer(dest, np.uint8)
-        if target.size < self.nbytes:
-            raise BufferMismatchError(f"the frame has {self.nbytes} bytes, the destination {target.size}")
-        # a ctypes export is three times faster than asking the array, and refuses read-only memory
-        anchor = ctypes.c_char.from_buffer(target.data)
+        if (room := memoryview(dest).nbytes) < self.nbytes:
+            raise BufferMismatchError(f"the frame has {self.nbytes} bytes, the destination {room}")
+        anchor = ctypes.c_char.from_buffer(dest)
         address = ctypes.addressof(anchor)
         offset = len(self.head)
         copy(address, self.head, offset)
         for origin, nbytes, _owner in self._sources:
             if callable(origin):
-                origin(target[offset : offset + nbytes])
+                origin(np.frombuffer(dest, np.uint8, nbytes, offset))
             else:
                 copy(address + offset, origin, nbytes)
             offset += (nbytes + 63) & -64
@@ -162,7 +142,7 @@ class Frame:
         for place in places:
             if place.nbytes:
                 pieces.append(Segment(offset, place.address, place.nbytes))
-            offset += aligned(place.nbytes)
+            offset += (place.nbytes + 63) & -64
         return pieces
 
     def _places(self) -> list[Region]:
@@ -177,7 +157,7 @@ class Frame:
                 place = region(origin)
             else:
                 place = Region(origin, nbytes, owner)
-            self._sources[index] = Source(*place)
+            self._sources[index] = (place.address, place.nbytes, place.owner)
             places.append(place)
         return places
 
@@ -207,9 +187,11 @@ class FrameLayout:
 
     __slots__ = ("checksum_algorithm", "data_sum", "head_nbytes", "lengths", "meta", "offsets", "total_nbytes")
 
-    def __init__(self, offsets: list[int], lengths: list[int], meta: memoryview, sums: tuple[int, int]) -> None:
-        self.total_nbytes = offsets.pop()
-        self.head_nbytes = offsets[0] if offsets else self.total_nbytes
+    def __init__(
+        self, offsets: list[int], lengths: list[int], meta: memoryview, total_nbytes: int, sums: tuple[int, int]
+    ) -> None:
+        self.total_nbytes = total_nbytes
+        self.head_nbytes = offsets[0] if offsets else total_nbytes
         self.offsets = offsets
         self.lengths = lengths
         self.meta = meta
@@ -227,7 +209,7 @@ class FrameLayout:
             If this is not the start of a frame of this version.
         """
         try:
-            magic, version, flags, _algorithm, count, meta_nbytes, total, _sum = _PREFIX.unpack_from(prefix)
+            magic, _, version, flags, _, count, meta_nbytes, total, _ = _HEADER.unpack_from(prefix)
         except struct.error as error:
             raise DecodeError(f"a frame starts with {PREFIX_NBYTES} bytes; there are fewer") from error
         if magic != MAGIC:
@@ -237,14 +219,14 @@ class FrameLayout:
                 f"frame format {version}.{flags}, this codec reads {FORMAT_VERSION}.0",
                 hint="Install the same version of omni-connector-core on both sides",
             )
-        head_nbytes = aligned(PREFIX_NBYTES + 8 * count + meta_nbytes)
+        head_nbytes: int = (PREFIX_NBYTES + 8 * count + meta_nbytes + 63) & -64
         if total < head_nbytes:
             raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {total}")
         return head_nbytes, total
 
     @classmethod
     def parse_head(cls, head: Any) -> FrameLayout:
-        """Read a head; ``head`` may be longer, and is copied.
+        """Read a head from a flat buffer of bytes, which may be longer; the head is copied.
 
         The copy is what makes checks hold: the producer may still write to memory that is shared with it.
 
@@ -253,26 +235,26 @@ class FrameLayout:
         DecodeError
             If the head is cut short, its sum is wrong, or its parts contradict each other.
         """
-        raw = memoryview(head).cast("B")
+        raw = memoryview(head)
         head_nbytes, _ = cls.parse_prefix(raw)
-        if raw.nbytes < head_nbytes:
-            raise DecodeError(f"a head of {head_nbytes} bytes, of which {raw.nbytes} are there")
-        own = bytes(raw[:head_nbytes])
-        _, _, _, algorithm, count, meta_nbytes, total, data_sum = _PREFIX.unpack_from(own)
-        if aligned(PREFIX_NBYTES + 8 * count + meta_nbytes) != head_nbytes:
-            raise DecodeError("the head changed while it was read")
-        view = memoryview(own)
+        own = raw[:head_nbytes].tobytes()
+        _, head_sum, _, _, algorithm, count, meta_nbytes, total, data_sum = _HEADER.unpack_from(own)
         meta_start = PREFIX_NBYTES + 8 * count
-        meta = view[meta_start : meta_start + meta_nbytes]
-        head_sum = zlib.crc32(view[: _PREFIX.size])
-        head_sum = zlib.crc32(view[PREFIX_NBYTES : meta_start + meta_nbytes], head_sum)
-        if _HEAD_SUM.unpack_from(own, _PREFIX.size)[0] != head_sum:
+        meta_end = meta_start + meta_nbytes
+        if (meta_end + 63) & -64 != len(own):
+            raise DecodeError(f"a head of {head_nbytes} bytes, of which {len(own)} are there")
+        view = memoryview(own)
+        if zlib.crc32(view[_SUMMED_FROM:meta_end]) != head_sum:
             raise DecodeError("the head of the frame is corrupt: its checksum is wrong")
         lengths = list(struct.unpack_from(f"<{count}Q", own, PREFIX_NBYTES))
-        offsets = list(accumulate([(length + 63) & -64 for length in lengths], initial=head_nbytes))
-        if offsets[-1] != total:
-            raise DecodeError(f"the parts of the frame add up to {offsets[-1]} bytes, its header says {total}")
-        return cls(offsets, lengths, meta, (algorithm, data_sum))
+        offsets = []
+        end = head_nbytes
+        for length in lengths:
+            offsets.append(end)
+            end += (length + 63) & -64
+        if end != total:
+            raise DecodeError(f"the parts of the frame add up to {end} bytes, its header says {total}")
+        return cls(offsets, lengths, view[meta_start:meta_end], total, (algorithm, data_sum))
 
     def verify(self, memory: Any) -> None:
         """Check that ``memory`` holds the frame whole, and its data sum if it has one.

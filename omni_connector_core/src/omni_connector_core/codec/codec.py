@@ -12,7 +12,7 @@ from omni_connector_core.codec.registry import TypeCodec, TypeRegistry, name_of
 from omni_connector_core.codec.walk import Reader, UnencodableError, Writer
 from omni_connector_core.codec.wire import pack, unpack
 from omni_connector_core.errors import DecodeError, EncodeError
-from omni_connector_core.frame import PREFIX_NBYTES, Frame, FrameLayout
+from omni_connector_core.frame import Frame, FrameLayout
 
 __all__ = ["Codec"]
 
@@ -138,11 +138,10 @@ class Codec:
         TypeError
             If ``memory`` is no buffer.
         """
-        if memoryview(memory).nbytes < PREFIX_NBYTES:
-            raise DecodeError(f"a frame starts with {PREFIX_NBYTES} bytes; there are {memoryview(memory).nbytes}")
+        if not memoryview(memory).nbytes:
+            raise DecodeError("a frame of no bytes")
         base = np.frombuffer(memory, np.uint8)
-        head_nbytes, _ = FrameLayout.parse_prefix(base)
-        layout = FrameLayout.parse_head(base[:head_nbytes])
+        layout = FrameLayout.parse_head(base)
         layout.verify(base)
         reader = Reader(self._types, base, layout, copy)
         try:

@@ -110,7 +110,7 @@ class Writer:
 
     def put(self, origin: Any, nbytes: int, owner: object = None) -> int:
         """Set bytes aside, see `Source`; returns the number of their buffer."""
-        self.sources.append(Source(origin, nbytes, owner))
+        self.sources.append((origin, nbytes, owner))
         return len(self.sources) - 1
 
 
