@@ -169,6 +169,7 @@ class MemoryTransport(Transport):
         capacity = self.options.capacity_bytes
         if self._ledger is None:
             return Usage(capacity_bytes=capacity)
+        self._ledger.sweep_if_due()
         pending = self._ledger.pending()
         return Usage(
             pending=pending.count,

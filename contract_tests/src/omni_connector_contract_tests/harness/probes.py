@@ -1,0 +1,123 @@
+"""Counts what a process holds, so that a test can see what was left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from omni_connector_contract_tests.harness.eventually import WITHIN_SECONDS_S, eventually
+from omni_connector_contract_tests.harness.peers import Peers
+from omni_connector_contract_tests.harness.worker import Run
+
+__all__ = ["Held", "LeakProbe", "files_of", "held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one process holds.
+
+    Attributes
+    ----------
+    fds
+        What each open file descriptor stands for, sorted; sockets and pipes without their numbers.
+    threads
+        Threads of the operating system.
+    children
+        Child processes.
+    """
+
+    fds: tuple[str, ...]
+    threads: int
+    children: int
+
+    def more_than(self, other: Held) -> list[str]:
+        """Say what this holds more than `other`."""
+        new = list(self.fds)
+        for name in other.fds:
+            if name in new:
+                new.remove(name)
+        found = [f"file descriptor {name}" for name in new] if len(self.fds) > len(other.fds) else []
+        if self.threads > other.threads:
+            found.append(f"{self.threads - other.threads} threads")
+        if self.children > other.children:
+            found.append(f"{self.children - other.children} child processes")
+        return found
+
+
+def held(*, collect: bool) -> Held:
+    """Look at this process, after a garbage collection if so told."""
+    if collect:
+        gc.collect()
+    fds = []
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except FileNotFoundError:  # the directory itself, while it was read
+            continue
+        fds.append(re.sub(r"\[\d+\]", "", target))
+    process = psutil.Process()
+    return Held(tuple(sorted(fds)), process.num_threads(), len(process.children()))
+
+
+def files_of(peers: Peers) -> set[str]:
+    """List the shared memory, files and abstract sockets that the session's peers have made and not removed."""
+    marks = re.compile("|".join([re.escape(peers.token), *(rf"(?<!\d){pid}(?!\d)" for pid in peers.past_pids)]))
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if marks.search(name)}
+    found |= {str(path) for path in peers.folder.rglob("*") if not path.is_dir()}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        name = line.split(maxsplit=7)[7:]
+        if name and name[0].startswith("@") and marks.search(name[0]):
+            found.add(name[0])
+    return found
+
+
+class LeakProbe:
+    """Compares what the session's peers hold before and after; whoever was killed in between is not asked.
+
+    Lock files and folders that a backend keeps for a namespace are not counted while the namespace is in use, so ask when
+    all ends are closed.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._files = files_of(peers)
+        self._held = self._look(collect=False)
+
+    def _look(self, *, collect: bool) -> dict[int, Held]:
+        request = Run(None, held, (), {"collect": collect})
+        by_pid = {peer.pid: peer for peer in self._peers.alive().values()}
+        asked = {pid: peer.start(request) for pid, peer in by_pid.items()}
+        return {pid: pending.result() for pid, pending in asked.items()}
+
+    def left_behind(self, *, collect: bool = True) -> list[str]:
+        """Say what is there now that was not there before."""
+        now = self._look(collect=collect)
+        found = [
+            f"process {pid}: {what}"
+            for pid, before in self._held.items()
+            if pid in now
+            for what in now[pid].more_than(before)
+        ]
+        return found + sorted(files_of(self._peers) - self._files)
+
+    def check(self) -> None:
+        """Raise AssertionError unless soon nothing is left behind."""
+        seen: list[str] = []
+
+        def clean(collect: bool) -> bool:
+            seen[:] = self.left_behind(collect=collect)
+            return not seen
+
+        try:
+            eventually(partial(clean, False), within_s=0.3)  # a garbage collection takes longer than most tests
+        except AssertionError:
+            try:
+                eventually(partial(clean, True), within_s=WITHIN_SECONDS_S)
+            except AssertionError:
+                raise AssertionError(f"left behind: {'; '.join(seen)}") from None

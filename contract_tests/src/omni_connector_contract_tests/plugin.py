@@ -1,0 +1,119 @@
+"""The pytest plugin: options, the backend under test, its peers, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_connector_contract_tests.harness.backend import Backend, read_config
+from omni_connector_contract_tests.harness.peers import Peers
+from omni_connector_core import OmniConnectorError, plugin_manager
+
+pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_connector_contract_tests.harness")
+
+PATIENCE_S = 30.0
+BUILT_IN = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's options."""
+    group = parser.getgroup("omni-connector contract tests")
+    group.addoption("--connector", metavar="NAME", help="the backend to test")
+    group.addoption("--connector-config", metavar="FILE", type=Path, help="its options, YAML or JSON")
+    group.addoption(
+        "--connector-service",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="start the daemons that the backend's plugin names (auto: unless a config is given)",
+    )
+    group.addoption("--level", type=int, default=4, metavar="N", help="run the contract up to level N (1 to 4)")
+    group.addoption("--contract-json", metavar="FILE", type=Path, help="write the results as JSON")
+    group.addoption(
+        "--contract-patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="S",
+        help=f"seconds after which a peer that does not answer counts as hung ({PATIENCE_S:g})",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and what judges and reports the run."""
+    config.addinivalue_line(
+        "markers", "omni_capability(name, claimed): run only where the backend claims (or does not) a capability"
+    )
+    from omni_connector_contract_tests.integrity import Integrity
+    from omni_connector_contract_tests.report import Report
+
+    config.pluginmanager.register(Integrity(config), "omni-connector-integrity")
+    config.pluginmanager.register(Report(config), "omni-connector-report")
+    name = config.getoption("connector")
+    if name is not None:
+        _check_installed(name)
+
+
+def _check_installed(name: str) -> None:
+    try:
+        spec = plugin_manager.spec(name)
+    except OmniConnectorError as error:
+        raise pytest.UsageError(str(error)) from error
+    if not spec.sdk_present():
+        raise pytest.UsageError(
+            f"the backend {name!r} needs the SDK {spec.sdk!r}, which is not installed. Install it: {spec.install}"
+        )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the suite's own entry module unless a backend is named."""
+    return True if collection_path.parent == BUILT_IN and config.getoption("connector") is None else None
+
+
+@pytest.fixture(scope="session")
+def connector_backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
+    """Describe the backend under test. A backend's own tests define this fixture themselves."""
+    name: str | None = pytestconfig.getoption("connector")
+    if name is None:
+        pytest.fail("name the backend: --connector NAME, or define the fixture connector_backend", pytrace=False)
+    path: Path | None = pytestconfig.getoption("connector_config")
+    wanted: str = pytestconfig.getoption("connector_service")
+    config: dict[str, Any] = {} if path is None else read_config(path)
+    start = plugin_manager.spec(name).load_service()
+    if start is None or wanted == "off" or (wanted == "auto" and path is not None):
+        if start is None and wanted == "on":
+            pytest.fail(f"the plugin of {name} names no service to start", pytrace=False)
+        yield Backend(name, config)
+        return
+    with start() as service:
+        yield Backend(name, {**service.config(), **config})
+
+
+@pytest.fixture(scope="session")
+def contract_peers(pytestconfig: pytest.Config, connector_backend: Backend) -> Iterator[Peers]:
+    """Keep the processes in which ends live; each made a transfer before the first test counts what it holds."""
+    from omni_connector_contract_tests.harness.ends import Ends
+
+    peers = Peers(
+        processes=connector_backend.capabilities.cross_process,
+        patience_s=pytestconfig.getoption("contract_patience"),
+    )
+    try:
+        warm_up(connector_backend, peers, Ends(connector_backend, peers))
+        yield peers
+    finally:
+        peers.shutdown()
+
+
+def warm_up(backend: Backend, peers: Peers, ends: Any) -> None:
+    """Let the two main peers pay what a process pays once, in both roles."""
+    try:
+        for there, here in (("producer", "consumer"), ("consumer", "producer")):
+            edge = (there, here)
+            producer = ends.open("producer", on=there, edge=edge)
+            consumer = ends.open("consumer", on=here, edge=edge)
+            producer.put("warm", list(range(3)))
+            consumer.get("warm")
+    finally:
+        ends.close()
