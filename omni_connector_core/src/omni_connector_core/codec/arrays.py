@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +29,7 @@ from omni_connector_core.codec.wire import (
 from omni_connector_core.errors import DecodeError
 from omni_connector_core.memcpy import array_address
 
-__all__ = ["LOWERERS", "array_head", "check_bool", "dtype_lowerer", "scalar_lowerer"]
+__all__ = ["LOWERERS", "Written", "array_head", "check_bool", "dtype_lowerer", "scalar_lowerer"]
 
 #: dtype code -> dtype; code 0 is any other, described behind the shape
 _COMMON: Final = tuple(
@@ -176,7 +178,39 @@ def _lift_scalar(reader: Reader, data: memoryview) -> Any:
     return np.ndarray((1,), dtype, bytearray(raw))[0]
 
 
-LOWERERS: dict[type, Lowerer] = {np.ndarray: _lower_array}
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An array that does not exist yet and is written straight into the frame; it decodes to an ordinary array.
+
+    Attributes
+    ----------
+    shape, dtype
+        Of the array.
+    write
+        Called once per frame, with the array in transport memory, to set every element of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    write: Callable[[np.ndarray[Any, Any]], None]
+
+
+def _lower_written(writer: Writer, value: Written, depth: int) -> Any:
+    code = _CODES.get(value.dtype, 0)
+    tail = b"" if code else _described(value.dtype)
+    ndim = len(value.shape)
+    if ndim > MAX_NDIM:
+        raise UnencodableError(f"an array of {ndim} dimensions; at most {MAX_NDIM} are allowed")
+    nbytes = math.prod(value.shape) * value.dtype.itemsize
+    index = writer.put(functools.partial(_write, value), nbytes)
+    return Ext(NDARRAY, ARRAY_HEADS[ndim].pack(code, ndim, index, *value.shape) + tail)
+
+
+def _write(value: Written, target: np.ndarray[Any, Any]) -> None:
+    value.write(np.ndarray(value.shape, value.dtype, target))
+
+
+LOWERERS: dict[type, Lowerer] = {np.ndarray: _lower_array, Written: _lower_written}
 
 LIFTERS[NDARRAY] = _lift_array
 LIFTERS[NUMPY_SCALAR] = _lift_scalar
