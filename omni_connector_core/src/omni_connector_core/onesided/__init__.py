@@ -21,7 +21,7 @@ omni-connector-core[zmq]``.
 =============== =====================================================================================
 """
 
-from omni_connector_core.onesided.arena import HostMemory, Pool
+from omni_connector_core.arena import HostMemory, Pool
 from omni_connector_core.onesided.engine import Engine, Piece
 from omni_connector_core.onesided.options import OneSidedOptions
 from omni_connector_core.onesided.transport import OneSidedTransport

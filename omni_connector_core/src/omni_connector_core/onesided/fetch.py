@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     AmbiguousKeyError,
@@ -33,7 +34,6 @@ from omni_connector_core.frame import PREFIX_NBYTES, FrameLayout, scatter_plan
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided import messages as m
-from omni_connector_core.onesided.arena import Region
 from omni_connector_core.onesided.channel import Channel, Channels, Link, wait_on
 from omni_connector_core.onesided.discovery import Watch
 from omni_connector_core.onesided.engine import Piece

@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from omni_connector_core.arena import Arena, Pool, Region
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
-from omni_connector_core.onesided.arena import Arena, Pool, Region
 from omni_connector_core.onesided.engine import Engine, Piece
 
 __all__ = ["Hub", "Transfer", "hub"]

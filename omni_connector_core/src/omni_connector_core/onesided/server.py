@@ -21,6 +21,7 @@ from typing import Protocol
 
 import zmq
 
+from omni_connector_core.arena import Region
 from omni_connector_core.errors import (
     BackendUnavailableError,
     CapacityError,
@@ -31,7 +32,6 @@ from omni_connector_core.errors import (
 from omni_connector_core.key import Key, as_key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_core.onesided import messages as m
-from omni_connector_core.onesided.arena import Region
 from omni_connector_core.onesided.sockets import is_loopback, new_socket
 
 __all__ = ["ControlServer", "Route", "close_server", "open_server"]

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
+from omni_connector_core.arena import HostMemory, Pool, Region
 from omni_connector_core.capabilities import Capabilities, Usage
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
@@ -32,7 +33,6 @@ from omni_connector_core.ledger import Ledger
 from omni_connector_core.memcpy import region as memory_region
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided import messages as m
-from omni_connector_core.onesided.arena import HostMemory, Pool, Region
 from omni_connector_core.onesided.channel import Channels
 from omni_connector_core.onesided.discovery import Advert, Found
 from omni_connector_core.onesided.engine import Engine, Piece
