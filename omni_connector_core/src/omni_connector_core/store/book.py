@@ -1,0 +1,151 @@
+"""What a producer remembers of the keys whose descriptors it keeps in the store. Pure state, no store, no thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from omni_connector_core.errors import RequestAbandonedError
+from omni_connector_core.key import Key
+
+__all__ = ["Book", "Entry"]
+
+MEMORY_OF_ENDINGS_S = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A payload that was put, and, as far as its producer knows, not yet read by all its readers."""
+
+    key: Key
+    generation: int
+    nbytes: int
+    readers: int
+    expires_s: float
+    born_s: float = field(default_factory=time.monotonic)
+
+
+class Book:
+    """Live payloads, endings and abandoned requests of one producer. Thread-safe.
+
+    Attributes
+    ----------
+    live
+        Payload by key.
+    endings
+        Keys whose descriptor tells an ending, with the time at which that may be forgotten.
+    expired
+        How many payloads expired unread.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[Key, Entry] = {}
+        self.endings: dict[Key, float] = {}
+        self.abandoned: dict[str, float] = {}
+        self.expired = 0
+        self._by_request: dict[str, set[Key]] = {}
+        self._generations = itertools.count(1)
+        self._lock = threading.Lock()
+        self._busy: set[Key] = set()
+        self._idle = threading.Condition()
+
+    @contextmanager
+    def changing(self, key: Key) -> Iterator[None]:
+        """Hold a key while its objects change: put, fail, expiry and cleanup of one key come one after the other."""
+        with self._idle:
+            while key in self._busy:
+                self._idle.wait()
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            self._release([key])
+
+    @contextmanager
+    def changing_idle(self, keys: Iterable[Key]) -> Iterator[list[Key]]:
+        """Hold those of the keys that nobody holds; gives them. Never waits."""
+        with self._idle:
+            held = [key for key in keys if key not in self._busy]
+            self._busy.update(held)
+        try:
+            yield held
+        finally:
+            self._release(held)
+
+    def _release(self, keys: list[Key]) -> None:
+        with self._idle:
+            self._busy.difference_update(keys)
+            self._idle.notify_all()
+
+    def next_generation(self) -> int:
+        """Return a number for a new payload."""
+        return next(self._generations)
+
+    def described(self, key: Key) -> bool:
+        """Whether the key has a descriptor in the store."""
+        return key in self.live or key in self.endings
+
+    def check(self, key: Key) -> None:
+        """Raise when the key's request was abandoned."""
+        if key.request_id in self.abandoned:
+            raise RequestAbandonedError("the request was cleaned up; nothing more is taken for it")
+
+    def add(self, entry: Entry) -> None:
+        """Enter a payload; replaces what was said of its key."""
+        key = entry.key
+        with self._lock:
+            self.endings.pop(key, None)
+            self.live[key] = entry
+            self._by_request.setdefault(key.request_id, set()).add(key)
+
+    def end(self, key: Key) -> None:
+        """Note that the key's descriptor tells an ending now."""
+        with self._lock:
+            self._drop(key)
+            self.endings[key] = time.monotonic() + MEMORY_OF_ENDINGS_S
+
+    def forget(self, key: Key) -> None:
+        """Note that the key has no descriptor any more."""
+        with self._lock:
+            self._drop(key)
+            self.endings.pop(key, None)
+
+    def abandon(self, request_id: str) -> list[Key]:
+        """Refuse a request from now on; returns its live keys."""
+        with self._lock:
+            self.abandoned[request_id] = time.monotonic() + MEMORY_OF_ENDINGS_S
+            return sorted(self._by_request.get(request_id, ()))
+
+    def entries(self) -> list[Entry]:
+        """Return the live payloads."""
+        with self._lock:
+            return list(self.live.values())
+
+    def oldest_age_s(self) -> float:
+        """Age of the oldest live payload, seconds; 0.0 when there is none."""
+        now = time.monotonic()
+        return max((now - entry.born_s for entry in self.entries()), default=0.0)
+
+    def outdated(self) -> tuple[list[Key], list[str]]:
+        """Return the keys and the abandoned requests whose endings may be forgotten."""
+        now = time.monotonic()
+        with self._lock:
+            keys = [key for key, until_s in self.endings.items() if until_s <= now]
+            requests = [request for request, until_s in self.abandoned.items() if until_s <= now]
+        return keys, requests
+
+    def readmit(self, request_id: str) -> None:
+        """Forget that a request was abandoned."""
+        with self._lock:
+            self.abandoned.pop(request_id, None)
+
+    def _drop(self, key: Key) -> None:
+        if self.live.pop(key, None) is not None:
+            keys = self._by_request[key.request_id]
+            keys.discard(key)
+            if not keys:
+                del self._by_request[key.request_id]

@@ -1,0 +1,229 @@
+"""The consuming end of an edge over a store. See `omni_connector_core.store.transport` for the protocol."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import (
+    AmbiguousKeyError,
+    BackendUnavailableError,
+    ClosedError,
+    IncompatibleMetadataError,
+    PeerLostError,
+    TransferTimeoutError,
+    error_from_code,
+)
+from omni_connector_core.key import Key, Producer
+from omni_connector_core.metadata import Where
+from omni_connector_core.store import notices
+from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.names import Owner
+from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.records import Count, Descriptor, Mail, Slot, pack, unpack
+from omni_connector_core.transport import Memory
+
+__all__ = ["ConsumerEnd"]
+
+REFRESH_S = 0.05
+"""How old a waiting consumer's knowledge of who produces may be, seconds."""
+LOSS_S = 10.0
+"""For how long a consumer that comes late is told that the only producer is gone, instead of waiting for another."""
+CUT_SHORT_S = 0.2
+FIRST_PAUSE_S = 100e-6
+LONGEST_PAUSE_S = 10e-3
+BATCH = 256
+"""Names in one call."""
+
+
+class ConsumerEnd:
+    """Reads from the producers of one edge. Thread-safe; keeps nothing between calls but the directory."""
+
+    def __init__(self, store: ObjectStore, directory: Directory, *, outlives: bool) -> None:
+        self.directory = directory
+        self._store = store
+        self._outlives = outlives
+
+    def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
+        """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
+        began_s = time.monotonic()
+        while True:
+            asked_s = time.monotonic()
+            try:
+                memory, trouble = self.attempt(key, where, deadline), None
+                if memory is not None:
+                    return memory
+            except BackendUnavailableError as error:
+                # a call that the deadline cut short says nothing against the service
+                trouble = None if deadline.expired() and deadline.at_s - asked_s < CUT_SHORT_S else error
+            now = time.monotonic()
+            if closed():
+                raise ClosedError("closed while waiting")
+            if now >= deadline.at_s:
+                raise trouble or TransferTimeoutError(f"not there after {deadline.timeout_s:g} s")
+            pause_s = min(max(FIRST_PAUSE_S, (now - began_s) / 10), LONGEST_PAUSE_S)
+            time.sleep(min(pause_s, deadline.at_s - now))
+
+    def attempt(self, key: Key, where: Where, deadline: Deadline) -> Memory | None:
+        """Take a frame if it is there."""
+        if where.at is None or where.producer is None:
+            return self._by_key(key, where.producer, deadline)
+        slot, descriptor = _from_metadata(where.producer, where.at, where.nbytes)
+        memory = self._take(slot, descriptor, deadline)
+        return memory if memory is not None else self._missing(key, slot, deadline)
+
+    def _by_key(self, key: Key, wanted: Producer | None, deadline: Deadline) -> Memory | None:
+        directory = self.directory
+        while True:
+            known = directory.producers(wanted)
+            found = self._look(key, known, deadline)
+            if len(found) > 1:
+                found = self._unread(found, deadline)
+            if found and wanted is None and directory.newcomers(deadline):
+                directory.refresh(deadline)
+                continue
+            if len(found) > 1:
+                names = sorted(f"replica {slot.replica} rank {slot.rank}" for slot, _ in found)
+                raise AmbiguousKeyError(f"held by {' and by '.join(names)}")
+            if found:
+                return self._take(*found[0], deadline)
+            if not directory.stale(REFRESH_S):
+                return None
+            directory.refresh(deadline)
+            if {s.incarnation for s in directory.producers(wanted)} <= {s.incarnation for s in known}:
+                break
+        lost = directory.lost(wanted, since_s=time.monotonic() - LOSS_S)
+        if lost is not None:
+            raise PeerLostError(f"the process of {lost} died, or closed its end")
+        return None
+
+    def _missing(self, key: Key, slot: Slot, deadline: Deadline) -> Memory | None:
+        """Find out what became of a payload that is not where its metadata says."""
+        found = self._look(key, [slot], deadline)
+        if found:  # overwritten, or read by others and the producer has not noticed, or only half created
+            return self._take(*found[0], deadline)
+        if self.directory.stale(REFRESH_S):
+            self.directory.refresh(deadline)
+        if not any(known.incarnation == slot.incarnation for known in self.directory.known.values()):
+            raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died, or closed its end")
+        return None
+
+    def _look(self, key: Key, slots: Sequence[Slot], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:
+        """Return who says that the key is live; raise its ending when all who know it say that it ended."""
+        owners = [self._owner(slot) for slot in slots]
+        names = [name for o in owners for name in (o.descriptor(key), o.abandoned(key.request_id))]
+        data = [raw for part in _batches(names) for raw in self._store.load(part, deadline=deadline)]
+        found: list[tuple[Slot, Descriptor]] = []
+        endings: list[tuple[Slot, Descriptor]] = []
+        for slot, raw, mark in zip(slots, data[::2], data[1::2], strict=True):
+            abandoned = unpack(mark, Descriptor)
+            descriptor = abandoned or unpack(raw, Descriptor)
+            if descriptor is not None:
+                (endings if descriptor.ending else found).append((slot, descriptor))
+        if endings and not found:
+            raise error_from_code(endings[0][1].ending, endings[0][1].message)
+        return found
+
+    def _unread(self, found: list[tuple[Slot, Descriptor]], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:
+        """Keep those whose payload is still there: a descriptor outlives its payload by a moment."""
+        names = [self._owner(slot).data(descriptor.generation) for slot, descriptor in found]
+        there = self._store.exist(names, deadline=deadline)
+        return [entry for entry, exists in zip(found, there, strict=True) if exists]
+
+    def _take(self, slot: Slot, descriptor: Descriptor, deadline: Deadline) -> Memory | None:
+        """Read a payload, then take one read of it; None when somebody else had the last one."""
+        if not self._outlives and slot.process.dead():
+            raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
+        owner, store = self._owner(slot), self._store
+        data = owner.data(descriptor.generation)
+        try:
+            memory = store.read(data, descriptor.nbytes, shared=descriptor.readers > 1, deadline=deadline)
+        except BackendUnavailableError as error:
+            if self.directory.gone(slot, deadline):
+                raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died") from error
+            raise
+        if memory is None:
+            return None
+        reads = owner.reads(descriptor.generation, descriptor.readers)
+        random.shuffle(reads)
+        if store.take(reads, deadline=deadline) is None:
+            return None
+        if descriptor.readers > 1 and not any(store.exist(reads, deadline=deadline)):
+            store.remove([data], deadline=deadline)
+        return memory
+
+    def exists(self, keys: Sequence[Key], where: Where, deadline: Deadline) -> list[bool]:
+        """Say for each key whether some producer has it unread."""
+        if self.directory.stale(REFRESH_S):
+            self.directory.refresh(deadline)
+        owners = [self._owner(slot) for slot in self.directory.producers(where.producer)]
+        if not owners:
+            return [False] * len(keys)
+        names = [owner.descriptor(key) for key in keys for owner in owners]
+        data = [raw for part in _batches(names) for raw in self._store.load(part, deadline=deadline)]
+        payloads: list[str | None] = []
+        for number, raw in enumerate(data):
+            descriptor = unpack(raw, Descriptor)
+            live = None if descriptor is None or descriptor.ending else descriptor.generation
+            payloads.append(None if live is None else owners[number % len(owners)].data(live))
+        asked = [name for name in payloads if name is not None]
+        there = iter([answer for part in _batches(asked) for answer in self._store.exist(part, deadline=deadline)])
+        answers = [name is not None and next(there) for name in payloads]
+        return [any(answers[n : n + len(owners)]) for n in range(0, len(answers), len(owners))]
+
+    def cleanup(self, request_id: str, deadline: Deadline, *, but: str | None) -> int:
+        """Ask every producer that lives, save the incarnation `but`, to discard a request; returns the sum of their counts.
+
+        Takes as long as their keepers need to look into their mailboxes (`omni_connector_core.store.producer`).
+        """
+        notices.post(self._store, self.directory.names, request_id, deadline)
+        self.directory.refresh(deadline)
+        others = [s for s in self.directory.producers(None) if s.incarnation != but]
+        waiting = {s.incarnation: (s, Mail(secrets.token_hex(8), request_id)) for s in others}
+        unposted = set(waiting)
+        count, pause_s = 0, FIRST_PAUSE_S
+        while waiting:
+            for incarnation, (slot, mail) in list(waiting.items()):
+                owner = self._owner(slot)
+                if incarnation in unposted:
+                    ttl_s = max(deadline.remaining_s(), 1.0)
+                    if self._store.claim(owner.mailbox, pack(mail), ttl_s=ttl_s, deadline=deadline):
+                        unposted.discard(incarnation)
+                        continue
+                else:
+                    answer = owner.answer(mail.id)
+                    (data,) = self._store.load([answer], deadline=deadline)
+                    counted = unpack(data, Count)
+                    if counted is not None:
+                        count += counted.discarded
+                        self._store.remove([answer], deadline=deadline)
+                        del waiting[incarnation]
+                        continue
+                if self.directory.gone(slot, deadline):
+                    del waiting[incarnation]
+            if waiting and deadline.expired():
+                raise TransferTimeoutError(f"{len(waiting)} producers did not answer in {deadline.timeout_s:g} s")
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        return count
+
+    def _owner(self, slot: Slot) -> Owner:
+        return self.directory.names.owner(Producer(slot.replica, slot.rank), slot.incarnation)
+
+
+def _from_metadata(producer: Producer, at: Mapping[str, Any], nbytes: int | None) -> tuple[Slot, Descriptor]:
+    try:
+        slot = msgspec.convert([*producer, at["owner"], at["process"]], Slot)
+        return slot, msgspec.convert([at["generation"], nbytes, at["readers"]], Descriptor)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise IncompatibleMetadataError(f"the metadata is damaged: {error}") from error
+
+
+def _batches(names: Sequence[str]) -> list[Sequence[str]]:
+    return [names[start : start + BATCH] for start in range(0, len(names), BATCH)]

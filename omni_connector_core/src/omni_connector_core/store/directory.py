@@ -1,0 +1,136 @@
+"""How the two ends of an edge find each other in a store, and how a consumer notices that a producer is gone.
+
+Each producer claims a slot, the first that is free, and writes there who it is. A consumer looks at a window of slots that
+reaches `WINDOW` beyond the last one that it found taken. A producer is gone when its process is (seen at once on the
+same host), when its slot is, or when its heartbeat did not rise for `SILENCE_S`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import BackendUnavailableError
+from omni_connector_core.key import Producer
+from omni_connector_core.store.names import Names
+from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.records import Beat, Slot, unpack
+
+__all__ = ["Directory"]
+
+WINDOW = 32
+"""Free slots that are looked at behind the last taken one: so many producers may leave at once and hide nobody."""
+SILENCE_S = 5.0
+"""A producer of another host whose heartbeat (one a second) did not rise for so long is dead."""
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """The heartbeat of a producer of another host, as this process saw it."""
+
+    since_s: float
+    count: int | None = None
+    risen: bool = False
+
+
+class Directory:
+    """The producers of one edge. Thread-safe.
+
+    Attributes
+    ----------
+    known
+        Who was there at the last `refresh`, dead or alive, by slot number.
+    refreshed_s
+        When that was.
+    """
+
+    def __init__(self, store: ObjectStore, names: Names) -> None:
+        self.names = names
+        self._store = store
+        self.known: dict[int, Slot] = {}
+        self.refreshed_s = -float("inf")
+        self._taken: set[int] = set()
+        self._alive: list[Producer] = []
+        self._seen: set[str] = set()
+        self._lost: dict[str, tuple[Producer, float]] = {}
+        self._pulses: dict[str, _Pulse] = {}
+        self._lock = threading.Lock()
+
+    def scan(self, deadline: Deadline) -> dict[int, Slot]:
+        """Read every slot: 1 round trip to see which are taken, 1 to read those."""
+        start, taken = 0, list[int]()
+        end = WINDOW
+        while start < end:
+            numbers = range(start, end)
+            there = self._store.exist([self.names.slot(n) for n in numbers], deadline=deadline)
+            taken += [n for n, exists in zip(numbers, there, strict=True) if exists]
+            start, end = end, (taken[-1] if taken else -1) + 1 + WINDOW
+        data = self._store.load([self.names.slot(n) for n in taken], deadline=deadline) if taken else []
+        self._taken = set(taken)
+        slots = {}
+        for number, raw in zip(taken, data, strict=True):
+            # taken but not readable: its keeper does not answer, which says nothing of who it is
+            slot = unpack(raw, Slot) or self.known.get(number)
+            if slot is not None:
+                slots[number] = slot
+        return slots
+
+    def refresh(self, deadline: Deadline) -> None:
+        """See who is there now. Round trips: 2, and 1 for each producer of another host."""
+        slots = self.scan(deadline)
+        alive = {slot.incarnation: slot for slot in slots.values() if not self.gone(slot, deadline)}
+        now = time.monotonic()
+        with self._lock:
+            for slot in [*self.known.values(), *slots.values()]:
+                if slot.incarnation in self._seen and slot.incarnation not in alive:
+                    self._lost.setdefault(slot.incarnation, (Producer(slot.replica, slot.rank), now))
+            for slot in alive.values():
+                if slot.process.here() or self._pulses[slot.incarnation].risen:
+                    self._seen.add(slot.incarnation)
+            self.known = slots
+            self._alive = [Producer(slot.replica, slot.rank) for slot in alive.values()]
+            self.refreshed_s = now
+
+    def stale(self, age_s: float) -> bool:
+        """Whether the last refresh is longer ago than `age_s`."""
+        return time.monotonic() - self.refreshed_s > age_s
+
+    def newcomers(self, deadline: Deadline) -> bool:
+        """Whether a slot is taken that was free at the last refresh; 1 round trip."""
+        numbers = [n for n in range(max(self._taken, default=-1) + 1 + WINDOW) if n not in self._taken]
+        return any(self._store.exist([self.names.slot(n) for n in numbers], deadline=deadline))
+
+    def producers(self, wanted: Producer | None) -> list[Slot]:
+        """Return the known producers, or the one that is wanted."""
+        slots = list(self.known.values())
+        return [s for s in slots if wanted is None or (s.replica, s.rank) == wanted]
+
+    def lost(self, wanted: Producer | None, since_s: float) -> Producer | None:
+        """Return a producer that this process saw alive and then saw go, after `since_s`, when none is left to wait for."""
+        with self._lock:
+            if any(wanted in (None, producer) for producer in self._alive):
+                return None
+            for producer, when_s in self._lost.values():
+                if wanted in (None, producer) and when_s >= since_s:
+                    return producer
+        return None
+
+    def gone(self, slot: Slot, deadline: Deadline) -> bool:
+        """Whether a producer's process has ended, as far as this process knows by now."""
+        if slot.process.here():
+            return slot.process.dead()
+        name = self.names.owner(Producer(slot.replica, slot.rank), slot.incarnation).beat
+        try:
+            (data,) = self._store.load([name], deadline=deadline)
+        except BackendUnavailableError:  # the host that keeps the heartbeat does not answer
+            data = None
+        beat = unpack(data, Beat)
+        now = time.monotonic()
+        with self._lock:
+            pulse = self._pulses.setdefault(slot.incarnation, _Pulse(since_s=now))
+            if beat is not None and beat.count != pulse.count:
+                pulse.risen = pulse.count is not None
+                pulse.count, pulse.since_s = beat.count, now
+            return now - pulse.since_s > SILENCE_S

@@ -1,0 +1,348 @@
+"""The producing end of an edge over a store: puts, endings, and the thread that keeps the store tidy.
+
+See `omni_connector_core.store.transport` for the protocol.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import (
+    CapacityError,
+    ClosedError,
+    OmniConnectorError,
+    PayloadConflictError,
+    PayloadExpiredError,
+    PeerLostError,
+    ProducerFailedError,
+    RequestAbandonedError,
+)
+from omni_connector_core.frame import Frame
+from omni_connector_core.key import Key, Producer
+from omni_connector_core.store import notices
+from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S, Book, Entry
+from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.liveness import this_process
+from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
+from omni_connector_core.store.records import Beat, Count, Descriptor, Mail, Slot, pack, unpack
+
+__all__ = ["ProducerEnd"]
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""Longest time between two heartbeats, seconds."""
+TICK_S, BUSY_TICK_S = 0.25, 0.05
+"""How often the keeper looks into its mailbox, idle and with payloads pending; a consumer's cleanup waits for that."""
+SETTLE_S = 0.25
+"""How often the keeper looks which payloads were read."""
+KEEPER_CALL_S = 5.0
+"""Deadline of each of the keeper's own calls."""
+SLACK_S = 60.0
+"""How much longer than its ttl a payload may live in a store that expires by itself."""
+BATCH = 512
+"""Names in one call."""
+FIRST_PAUSE_S = 1e-3
+LONGEST_PAUSE_S = 0.05
+
+
+class ProducerEnd:
+    """One open producer. Thread-safe; joins the edge when it is made.
+
+    Round trips of a put: 1 (`ObjectStore.create` of payload, reads and descriptor together). Of a put over a key that was
+    put before: 1 more to see whether that is still unread, and 1 to switch the descriptor.
+    """
+
+    def __init__(self, store: ObjectStore, directory: Directory, producer: Producer, *, deadline: Deadline) -> None:
+        self._store = store
+        self._directory = directory
+        self.slot = Slot(*producer, secrets.token_hex(8), this_process())
+        self.owner = directory.names.owner(producer, self.slot.incarnation)
+        self.book = Book()
+        self._beats = 0
+        self._beat_at_s = 0.0
+        self._wake = threading.Event()
+        self._closing = False
+        self._tick_at_s = self._settled_s = 0.0
+        self._answers: dict[str, float] = {}
+        self._beat(deadline)
+        self._slot_name = self._join(deadline)
+        for request_id in notices.read(store, directory.names, deadline):
+            self.book.abandon(request_id)
+        self._keeper = threading.Thread(target=self._keep, name="omni-connector-store-keeper", daemon=True)
+        self._keeper.start()
+
+    # ---- for the transport -------------------------------------------------------------------------------------
+
+    def put(
+        self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline
+    ) -> dict[str, Any]:
+        """Put a frame; returns what leads a consumer straight to it."""
+        book, owner, store = self.book, self.owner, self._store
+        book.check(key)
+        with book.changing(key):
+            old = book.live.get(key)
+            if old is not None and not any(store.exist(self._reads(old), deadline=deadline)):
+                old = None
+            if old is not None and not overwrite:
+                raise PayloadConflictError("an earlier payload of this key is still unread")
+            described = book.described(key)
+            generation = book.next_generation()
+            descriptor = pack(Descriptor(generation, frame.nbytes, readers))
+            objects = [NewObject(owner.data(generation), frame)]
+            if readers > 1:
+                objects += [NewObject(name, b"1") for name in owner.reads(generation, readers)]
+            if not described:
+                objects.append(NewObject(owner.descriptor(key), descriptor))
+            self._create(objects, key, ttl_s=ttl_s, deadline=deadline)
+            entry = Entry(key, generation, frame.nbytes, readers, time.monotonic() + ttl_s)
+            if described:
+                try:
+                    store.replace(owner.descriptor(key), descriptor, ttl_s=ttl_s + SLACK_S, deadline=deadline)
+                except OmniConnectorError:
+                    self._discard([entry], Deadline(KEEPER_CALL_S))
+                    raise
+            if old is not None:
+                self._discard([old], deadline)
+            book.add(entry)
+        if key.request_id in book.abandoned:  # cleanup came while the bytes were on their way and did not see the key
+            self._end(key, RequestAbandonedError("the request was cleaned up"), deadline)
+            book.check(key)
+        if entry.expires_s < self._tick_at_s:
+            self._wake.set()
+        return {
+            "owner": self.slot.incarnation,
+            "process": list(msgspec.structs.astuple(self.slot.process)),
+            "generation": generation,
+            "readers": readers,
+        }
+
+    def fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
+        """End a key."""
+        self._end(key, ProducerFailedError(reason), deadline)
+
+    def cleanup(self, request_id: str, *, deadline: Deadline) -> int:
+        """Discard a request; returns how many unread payloads it had."""
+        if request_id in self.book.abandoned:
+            return 0
+        keys = self.book.abandon(request_id)
+        mark = pack(Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
+        name = self.owner.abandoned(request_id)
+        self._store.replace(name, mark, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
+        count = 0
+        gone: list[Key] = []
+        for key in keys:
+            with self.book.changing(key):
+                entry = self.book.live.get(key)
+                if entry is not None:
+                    count += self._discard([entry], deadline)
+                    self.book.forget(key)
+                    gone.append(key)
+        self._remove([self.owner.descriptor(key) for key in gone], deadline)
+        return count
+
+    def unread(self, keys: Sequence[Key], *, deadline: Deadline) -> list[bool]:
+        """Say of each key whether its payload is still unread."""
+        reads = [self._reads(entry) if (entry := self.book.live.get(key)) else [] for key in keys]
+        there = iter(self._exist([name for names in reads for name in names], deadline))
+        return [any(list(itertools.islice(there, len(names)))) for names in reads]
+
+    def settle(self, deadline: Deadline) -> None:
+        """Forget payloads that were read, and end those that expired; leaves alone what is being put."""
+        entries = self.book.entries()
+        there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
+        now = self._settled_s = time.monotonic()
+        read = {e.key: e for e, exists in zip(entries, there, strict=True) if not exists}
+        due = {e.key: e for e, exists in zip(entries, there, strict=True) if exists and e.expires_s <= now}
+        with self.book.changing_idle(read) as held:
+            gone = [key for key in held if self.book.live.get(key) is read[key]]
+            self._remove([self.owner.descriptor(key) for key in gone], deadline)
+            for key in gone:
+                self.book.forget(key)
+        for key, entry in due.items():
+            with self.book.changing_idle([key]) as held:
+                if held and self.book.live.get(key) is entry and self._discard([entry], deadline):
+                    self.book.expired += 1
+                    self._tell(key, PayloadExpiredError("nobody read it within its time-to-live"), deadline)
+                    self.book.end(key)
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave the edge and take along everything that was not read."""
+        self._closing = True
+        self._wake.set()
+        self._keeper.join(deadline.remaining_s())
+        owner, book = self.owner, self.book
+        entries = book.entries()
+        names = [self._slot_name, owner.beat, owner.mailbox, *map(owner.answer, self._answers)]
+        names += [name for entry in entries for name in self._names(entry)]
+        names += [owner.descriptor(key) for key in {*book.live, *book.endings}]
+        names += map(owner.abandoned, book.abandoned)
+        self._remove(names, deadline)
+
+    # ---- endings and removal -----------------------------------------------------------------------------------
+
+    def _end(self, key: Key, error: OmniConnectorError, deadline: Deadline) -> None:
+        with self.book.changing(key):
+            self._tell(key, error, deadline)
+            entry = self.book.live.get(key)
+            if entry is not None:
+                self._discard([entry], deadline)
+            self.book.end(key)
+
+    def _tell(self, key: Key, error: OmniConnectorError, deadline: Deadline) -> None:
+        record = pack(Descriptor(ending=error.code, message=error.message))
+        name = self.owner.descriptor(key)
+        self._store.replace(name, record, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
+
+    def _discard(self, entries: Iterable[Entry], deadline: Deadline) -> int:
+        """Take every read that is left; returns how many of the payloads had one."""
+        count = 0
+        for entry in entries:
+            reads = self._reads(entry)
+            taken = False
+            while self._store.take(reads, deadline=deadline) is not None:
+                taken = True
+            count += taken
+            if entry.readers > 1:
+                self._store.remove([self.owner.data(entry.generation)], deadline=deadline)
+        return count
+
+    def _reads(self, entry: Entry) -> list[str]:
+        return self.owner.reads(entry.generation, entry.readers)
+
+    def _names(self, entry: Entry) -> list[str]:
+        return [self.owner.data(entry.generation), *(self._reads(entry) if entry.readers > 1 else ())]
+
+    # ---- the store ---------------------------------------------------------------------------------------------
+
+    def _create(self, objects: list[NewObject], key: Key, *, ttl_s: float, deadline: Deadline) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._store.create(objects, ttl_s=ttl_s + SLACK_S, deadline=deadline)
+            except NoRoomError as error:
+                if deadline.expired():
+                    raise CapacityError(
+                        f"no room for {objects[0].nbytes:,} bytes in {deadline.timeout_s:g} s"
+                    ) from error
+            self._wake.set()  # what expired meanwhile makes room
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+            if self._closing:
+                raise ClosedError("closed while waiting for room")
+            self.book.check(key)
+
+    def _exist(self, names: Sequence[str], deadline: Deadline) -> list[bool]:
+        found: list[bool] = []
+        for start in range(0, len(names), BATCH):
+            found += self._store.exist(names[start : start + BATCH], deadline=deadline)
+        return found
+
+    def _remove(self, names: Sequence[str], deadline: Deadline) -> None:
+        for start in range(0, len(names), BATCH):
+            self._store.remove(names[start : start + BATCH], deadline=deadline)
+
+    # ---- joining, and the keeper -------------------------------------------------------------------------------
+
+    def _join(self, deadline: Deadline) -> str:
+        """Claim a slot, and clear up after an earlier incarnation of this replica and rank."""
+        store, directory, slot = self._store, self._directory, self.slot
+        for number, other in directory.scan(deadline).items():
+            same = (other.replica, other.rank) == (slot.replica, slot.rank)
+            if same and other.incarnation != slot.incarnation and directory.gone(other, deadline):
+                self._remove([directory.names.slot(number)], deadline)
+                prefix = directory.names.owner(Producer(other.replica, other.rank), other.incarnation).prefix
+                store.purge(prefix, deadline=deadline)
+        number = 0
+        while not store.claim(directory.names.slot(number), pack(slot), ttl_s=0, deadline=deadline):
+            number += 1
+        return directory.names.slot(number)
+
+    def _beat(self, deadline: Deadline) -> None:
+        self._beats += 1
+        self._store.replace(self.owner.beat, pack(Beat(self._beats)), ttl_s=0, deadline=deadline)
+        self._beat_at_s = time.monotonic()
+
+    def _keep(self) -> None:
+        """Beat, answer mail, forget what was read, end what expired; in a thread of its own.
+
+        Round trips: 1 a tick for the mailbox, 1 a second for the heartbeat; with payloads pending 1 for each 512 of them
+        every `SETTLE_S`, and what there is to remove.
+        """
+        while not self._closing:
+            try:
+                self._tick(Deadline(KEEPER_CALL_S))
+            except ClosedError:
+                return
+            except OmniConnectorError as error:
+                log.debug("the store did not answer its keeper: %s", error)
+            now = time.monotonic()
+            entries = self.book.entries()
+            self._tick_at_s = now + (BUSY_TICK_S if entries else TICK_S)
+            if entries:
+                self._tick_at_s = min(self._tick_at_s, max(min(e.expires_s for e in entries), now + 0.01))
+            self._wake.wait(self._tick_at_s - now)
+            self._wake.clear()
+
+    def _tick(self, deadline: Deadline) -> None:
+        now = time.monotonic()
+        slot_there, mail_there = self._store.exist([self._slot_name, self.owner.mailbox], deadline=deadline)
+        if not slot_there:
+            self._recover(deadline)
+        if now - self._beat_at_s >= BEAT_S * 0.9:
+            self._beat(deadline)
+        if mail_there:
+            self._answer(deadline)
+        entries = self.book.entries()
+        if entries and (now - self._settled_s >= SETTLE_S or min(e.expires_s for e in entries) <= now):
+            self.settle(deadline)
+        keys, requests = self.book.outdated()
+        with self.book.changing_idle(keys) as held:
+            gone = [key for key in held if key in self.book.endings]
+            self._remove([self.owner.descriptor(key) for key in gone], deadline)
+            for key in gone:
+                self.book.forget(key)
+        for request_id in requests:
+            self._store.remove([self.owner.abandoned(request_id)], deadline=deadline)
+            self.book.readmit(request_id)
+        old = [mail for mail, until_s in self._answers.items() if until_s <= now]
+        if old:
+            self._remove([self.owner.answer(mail) for mail in old], deadline)
+            for mail in old:
+                del self._answers[mail]
+
+    def _answer(self, deadline: Deadline) -> None:
+        (data,) = self._store.load([self.owner.mailbox], deadline=deadline)
+        mail = unpack(data, Mail)
+        if mail is not None:
+            count = self.cleanup(mail.request_id, deadline=deadline)
+            self._store.claim(
+                self.owner.answer(mail.id), pack(Count(count)), ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline
+            )
+            self._answers[mail.id] = time.monotonic() + SLACK_S
+        if data is not None:
+            self._store.remove([self.owner.mailbox], deadline=deadline)
+
+    def _recover(self, deadline: Deadline) -> None:
+        """Join anew: the store was restarted, or had taken this process for dead."""
+        log.warning("the store lost this producer's entry; joining it anew")
+        entries = self.book.entries()
+        there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
+        self._beat(deadline)
+        self._slot_name = self._join(deadline)
+        for entry, exists in zip(entries, there, strict=True):
+            if exists:
+                continue
+            with self.book.changing(entry.key):
+                if self.book.live.get(entry.key) is entry:
+                    self._tell(entry.key, PeerLostError("the store lost it"), deadline)
+                    self.book.end(entry.key)

@@ -1,0 +1,80 @@
+"""The small objects of the protocol, as bytes: msgpack behind a CRC-32, because a store may show an overwrite half done."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TypeVar
+
+import msgspec
+
+from omni_connector_core.store.liveness import Process
+
+__all__ = ["Beat", "Count", "Descriptor", "Mail", "Slot", "pack", "unpack"]
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """What a producer says of a key.
+
+    Attributes
+    ----------
+    generation
+        Which put of this producer; names the payload. 0: none is there.
+    nbytes, readers
+        Of the payload.
+    ending
+        How it ended: the class name of the error for consumers. Empty: it has not.
+    message
+        The error's message.
+    """
+
+    generation: int = 0
+    nbytes: int = 0
+    readers: int = 1
+    ending: str = ""
+    message: str = ""
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """A producer, as consumers find it."""
+
+    replica: int
+    rank: int
+    incarnation: str
+    process: Process
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """A producer's heartbeat: it rises while the producer lives."""
+
+    count: int
+
+
+class Mail(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer asks a producer to abandon a request."""
+
+    id: str
+    request_id: str
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a mail: how many payloads were discarded."""
+
+    discarded: int
+
+
+def pack(record: msgspec.Struct) -> bytes:
+    """Encode a record."""
+    body = msgspec.msgpack.encode(record)
+    return zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def unpack(data: bytes | None, kind: type[RecordT]) -> RecordT | None:
+    """Decode a record; None when there is none, or it is torn or not a `kind`."""
+    if data is None or len(data) < 4 or zlib.crc32(data[4:]) != int.from_bytes(data[:4], "little"):
+        return None
+    try:
+        return msgspec.msgpack.decode(data[4:], type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,181 @@
+"""A transport over any store: the rules of the contract, out of named objects and two atomic operations.
+
+Who writes what
+---------------
+A payload is one object, written once, under a name that is used once: ``d:<generation>`` below the random incarnation
+of its producer (`omni_connector_core.store.names`). A *descriptor* for each key says which generation is live, or how
+the key ended. Only its producer ever writes or removes a descriptor, so none is lost to a race, and overwriting is: create the
+new payload, switch the descriptor, take the old payload.
+
+A read counts when its *read object* was taken (`ObjectStore.take` is atomic): the payload itself when there is one
+reader, else one of ``readers`` one-byte objects, and who takes the last of these removes the payload. A reader takes after
+it has the bytes; if it comes away empty-handed somebody else was first, the bytes may be torn, and they are dropped.
+Expiry, `fail`, `cleanup` and overwriting take too, so each is exact: after they returned nobody reads the payload, and whoever
+read it took it before.
+
+Round trips, n readers
+----------------------
+======================================  =============================================================
+put                                     1: create payload, read objects and descriptor together
+put over a key that was put before      + 1 is it still unread, + 1 switch the descriptor, + 1 take the old one
+get with metadata                       2: read, take. n > 1: + 1 look for the last
+get by key, producers known             4: descriptors, new producers, read, take
+a poll that finds nothing               1: descriptors; every `REFRESH_S` + 2 for slots
+exists                                  2 for any number of keys
+======================================  =============================================================
+
+Without metadata a consumer finds producers by their slots (`omni_connector_core.store.directory`), asks all of them
+for the key in one call, and looks once more for new slots before it believes that only one has it.
+
+A producer has one thread, the keeper (`ProducerEnd`): heartbeat, expiry, descriptors of what was read, and the mailbox in which
+a consumer's `cleanup` leaves a request id and waits for the count.
+
+When a process dies its payloads are lost (`PeerLostError`), also in a store that still has the bytes: `Capabilities` says
+so. The next incarnation of the same replica and rank removes them, where the store can list names. When the store itself
+is restarted, producers join anew and tell consumers which payloads were lost.
+
+A take whose answer is lost (the service died in that very moment) loses the read: at most once, never twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from omni_connector_core.capabilities import Usage
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import ClosedError, OmniConnectorError
+from omni_connector_core.frame import Frame
+from omni_connector_core.key import Key
+from omni_connector_core.metadata import Where
+from omni_connector_core.store.consumer import ConsumerEnd
+from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.names import Names
+from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.producer import ProducerEnd
+from omni_connector_core.transport import Memory, Transport, TransportContext
+
+__all__ = ["StoreTransport"]
+
+POLL_S = 5.0
+"""Deadline of the calls of one `poll` or `exists`: these never wait for a payload, but a service may hang."""
+CLOSE_S = 5.0
+USAGE_S = 1.0
+"""Deadline of the one call by which a producer learns what was read."""
+
+
+class StoreTransport(Transport):
+    """A transport over an `ObjectStore`, which a plugin connects in `_connect`.
+
+    Copies per transfer: those of the store's `create` and `read`.
+    """
+
+    def __init__(self, context: TransportContext) -> None:
+        super().__init__(context)
+        self._lock = threading.Lock()
+        self._store: ObjectStore | None = None
+        self._consumer_end: ConsumerEnd | None = None
+        self._producer_end: ProducerEnd | None = None
+
+    @abstractmethod
+    def _connect(self, *, deadline: Deadline) -> ObjectStore:
+        """Open the store, or raise `BackendUnavailableError`; called by the first operation, and again if it raised."""
+
+    # ---- the producing end
+
+    def _put(
+        self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline
+    ) -> dict[str, Any]:
+        producer = self._producer(deadline)
+        return producer.put(
+            key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline
+        )
+
+    def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
+        self._producer(deadline).fail(key, reason, deadline=deadline)
+
+    # ---- the consuming end
+
+    def _poll(self, key: Key, where: Where) -> Memory | None:
+        deadline = Deadline(POLL_S)
+        return self._consumer(deadline).attempt(key, where, deadline)
+
+    def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
+        return self._consumer(deadline).get(key, where, deadline, closed=lambda: self.closed)
+
+    # ---- both
+
+    def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
+        deadline = Deadline(POLL_S)
+        own = self._producer_end
+        if own is not None and where.producer == self.context.producer:
+            return own.unread(keys, deadline=deadline)
+        return self._consumer(deadline).exists(keys, where, deadline)
+
+    def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
+        own = self._producer_end
+        count = own.cleanup(request_id, deadline=deadline) if own is not None else 0
+        return count + self._consumer(deadline).cleanup(request_id, deadline, but=None if own is None else own.slot.incarnation)
+
+    def _usage(self) -> Usage:
+        own, store = self._producer_end, self._store
+        if own is not None:
+            with contextlib.suppress(OmniConnectorError):  # a store that does not answer: what was known last
+                own.settle(Deadline(USAGE_S))
+        pending = own.book.entries() if own is not None else []
+        return Usage(
+            pending=len(pending),
+            oldest_age_s=own.book.oldest_age_s() if own is not None else 0.0,
+            bytes_held=sum(entry.nbytes for entry in pending) + (store.held_bytes if store is not None else 0),
+            capacity_bytes=store.capacity_bytes if store is not None else None,
+            expired=own.book.expired if own is not None else 0,
+        )
+
+    def _probe(self, *, deadline: Deadline) -> str:
+        store, _ = self._open(deadline)
+        return store.probe(deadline=deadline)
+
+    def _close(self) -> None:
+        with self._lock:
+            store, own = self._store, self._producer_end
+            if own is not None:
+                # what cannot be removed now is lost with the service, or purged by the next incarnation
+                with contextlib.suppress(OmniConnectorError):
+                    own.close(Deadline(CLOSE_S))
+            if store is not None:
+                store.close()
+
+    # ---- opening
+
+    def _producer(self, deadline: Deadline) -> ProducerEnd:
+        if self._producer_end is None:
+            store, directory = self._open(deadline)
+            with self._lock:
+                if self._producer_end is None:
+                    self._check_open()
+                    self._producer_end = ProducerEnd(store, directory, self.context.producer, deadline=deadline)
+        return self._producer_end
+
+    def _consumer(self, deadline: Deadline) -> ConsumerEnd:
+        if self._consumer_end is None:
+            self._open(deadline)
+            assert self._consumer_end is not None
+        return self._consumer_end
+
+    def _open(self, deadline: Deadline) -> tuple[ObjectStore, Directory]:
+        with self._lock:
+            if self._store is None or self._consumer_end is None:
+                self._check_open()
+                self._store = self._connect(deadline=deadline)
+                names = Names(self.context.namespace, self.context.edge, longest=self._store.longest_name)
+                self._consumer_end = ConsumerEnd(
+                    self._store, Directory(self._store, names), outlives=self.capabilities.outlives_producer
+                )
+            return self._store, self._consumer_end.directory
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the connector is closed")

@@ -1,0 +1,1 @@
+"""omni-connector over the Mooncake Store."""
