@@ -1,13 +1,14 @@
 import gc
+import itertools
 import random
 import threading
 import time
 
 import numpy as np
 import pytest
-from omni_connector_core.arena import ALIGNMENT, Arena, HostMemory
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import CapacityError, PayloadTooLargeError
+from omni_connector_core.arena import ALIGNMENT, Arena, HostMemory
 
 SIZE = 1 << 20
 
@@ -21,7 +22,7 @@ def test_regions_are_aligned_disjoint_and_reused(arena):
     regions = [arena.try_allocate(n) for n in (1, 63, 64, 65, 1000)]
     assert all(region.address % ALIGNMENT == 0 for region in regions)
     spans = sorted((region.offset, region.size) for region in regions)
-    assert all(start + size <= following for (start, size), (following, _) in zip(spans, spans[1:], strict=False))
+    assert all(start + size <= following for (start, size), (following, _) in itertools.pairwise(spans))
     arena.release(regions[0])
     assert arena.try_allocate(10).offset == regions[0].offset
 
@@ -76,7 +77,12 @@ def test_who_waits_gets_what_comes_back(arena):
 
 def test_a_small_request_does_not_wait_behind_a_large_one(arena):
     arena.try_allocate(SIZE - 4096)
-    large = threading.Thread(target=lambda: pytest.raises(CapacityError, arena.allocate, SIZE // 2, Deadline(1)))
+
+    def wait_in_vain():
+        with pytest.raises(CapacityError):
+            arena.allocate(SIZE // 2, Deadline(1))
+
+    large = threading.Thread(target=wait_in_vain)
     large.start()
     assert arena.allocate(4096, Deadline(0)).nbytes == 4096
     large.join()
