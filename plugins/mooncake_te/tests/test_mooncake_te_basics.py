@@ -8,7 +8,7 @@ from omni_connector_core import create_connector
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
 
-CONFIG = {"arena_bytes": "64MiB"}
+CONFIG = {"capacity_bytes": "64MiB"}
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 A producer's first put leaves a file that names its control address::
 
-    <$XDG_RUNTIME_DIR or /tmp>/omni-connector-<uid>/<namespace>/<backend:edge>/<replica>-<rank>
+    <$XDG_RUNTIME_DIR or /tmp>/omni-connector-<uid>/<namespace>/<backend:edge>/<replica>-<rank>-<instance>
 
 The folders are 0700 and must belong to this user. The producer holds a lock on the file for as long as it lives, so who can
 take the lock knows that it died, and removes the file: there is nothing to clean up after a SIGKILL. A consumer that has
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from omni_connector_core.errors import BackendUnavailableError, DuplicateProducerError
+from omni_connector_core.errors import BackendUnavailableError
 from omni_connector_core.key import encoded
 from omni_connector_core.onesided.messages import Scope
 
@@ -100,36 +100,15 @@ class Directory:
 
 
 class Advert:
-    """A producer's file, held for as long as the producer lives.
-
-    Raises
-    ------
-    DuplicateProducerError
-        A live process holds the file of this replica and rank.
-    """
+    """A producer's file, held for as long as the producer lives."""
 
     def __init__(self, directory: Directory, found: Found) -> None:
-        self._path = directory.path / f"{found.replica}-{found.rank}"
+        self._path = directory.path / f"{found.replica}-{found.rank}-{found.instance}"
         hidden = directory.path / f".{found.instance}"
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            os.write(self._fd, msgspec.json.encode(found))
-            while True:
-                try:
-                    os.link(hidden, self._path)  # seen only when locked and whole
-                    return
-                except FileExistsError:
-                    other = directory.read(self._path)
-                    if other is not None:
-                        raise DuplicateProducerError(
-                            f"the process at {other.address} is replica {found.replica} rank {found.rank} of this edge"
-                        ) from None
-        except BaseException:
-            os.close(self._fd)
-            raise
-        finally:
-            hidden.unlink()
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.write(self._fd, msgspec.json.encode(found))
+        hidden.rename(self._path)  # seen only when it is locked and whole
 
     def withdraw(self) -> None:
         """Remove the file."""
@@ -143,8 +122,8 @@ class Watch:
     def __init__(self, directory: Directory) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        created = 0x100  # IN_CREATE, which a link is
-        if self.fd < 0 or libc.inotify_add_watch(self.fd, os.fsencode(directory.path), created) < 0:
+        moved_to = 0x80  # IN_MOVED_TO
+        if self.fd < 0 or libc.inotify_add_watch(self.fd, os.fsencode(directory.path), moved_to) < 0:
             code = ctypes.get_errno()
             self.close()
             raise BackendUnavailableError(

@@ -21,13 +21,14 @@ class OneSidedOptions(Options):
     control_port: int = option(
         parse=at_least(0),
         default=0,
-        doc="Port of the control channel; 0 takes a free one, which metadata and, on one host, the runtime folder make known.",
+        doc="Port of the control channel; 0 takes a free one, which metadata and, on one host, the runtime folder make known. So "
+        "does a port that is taken, with a warning.",
     )
     secret_file: str | None = option(
         default=None,
         doc="File with a shared secret, mode 600: control connections are then authenticated and encrypted (CURVE).",
     )
-    arena_bytes: int = option(
+    capacity_bytes: int = option(
         parse=byte_size,
         default="1GiB",
         doc="Registered memory of this process for what it puts and receives, shared by its connectors. Host memory is touched, "

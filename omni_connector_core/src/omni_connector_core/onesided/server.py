@@ -9,6 +9,7 @@ A consumer that says nothing for `LEASE_S` while it holds claims or waits is dea
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -108,12 +109,10 @@ class ControlServer:
         self._socket.sndtimeo = 0
         self._socket.backlog = 1024
         try:
-            self._socket.bind(f"tcp://{shown}:{port or '*'}")
+            self._bind(shown, port)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise BackendUnavailableError(
-                f"cannot listen on {shown}:{port}: {error.strerror}", hint="Check the options host and control_port"
-            ) from error
+            raise BackendUnavailableError(f"cannot listen on {shown}: {error}", hint="Check the option host") from error
         bound = str(self._socket.get_string(zmq.LAST_ENDPOINT)).removeprefix("tcp://")
         self.address = bound
         """``host:port``; what is advertised is what is bound."""
@@ -135,6 +134,17 @@ class ControlServer:
         """Messages that were no messages of ours."""
         self._thread = threading.Thread(target=self._run, name="omni-control", daemon=True)
         self._thread.start()
+
+    def _bind(self, host: str, port: int) -> None:
+        if port:
+            try:
+                self._socket.bind(f"tcp://{host}:{port}")
+                return
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                _log.warning("port %d is taken: omni-connector takes a free one, which only this host finds", port)
+        self._socket.bind(f"tcp://{host}:*")
 
     # ---- from other threads
 

@@ -93,7 +93,7 @@ class OneSidedTransport(Transport):
 
     def make_pool(self) -> Pool:
         """Make the memory of the arena."""
-        return HostMemory(self.options.arena_bytes)
+        return HostMemory(self.options.capacity_bytes)
 
     @property
     def host(self) -> str:
@@ -277,7 +277,7 @@ class OneSidedTransport(Transport):
             pending=pending.count,
             oldest_age_s=pending.oldest_age_s,
             bytes_held=0 if self._hub is None else self._hub.arena.used_bytes,
-            capacity_bytes=self.options.arena_bytes,
+            capacity_bytes=self.options.capacity_bytes,
             expired=self._ledger.expired,
         )
 
@@ -341,7 +341,7 @@ class OneSidedTransport(Transport):
 
     def _engine_hub(self) -> Hub:
         if self._hub is None:
-            with_what = (type(self), self.engine_options(), self.options.arena_bytes, self._host)
+            with_what = (type(self), self.engine_options(), self.options.capacity_bytes, self._host)
             self._hub = hub(with_what, self.make_engine, self.make_pool)
         return self._hub
 
