@@ -240,6 +240,8 @@ class Fetch:
             if where in known:
                 continue
             channel = self._channels.take(where.address)
+            for news in self._producers.news_for(where):
+                channel.send(news)
             ask = m.Ask(m.new_number(), self._producers.scope, self._key, where.instance, where.producer)
             self._asked.append(_Candidate(where, channel, ask, channel.ups))
             channel.send(ask)

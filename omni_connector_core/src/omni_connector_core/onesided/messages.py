@@ -14,7 +14,7 @@ Cancel               stop waiting for an Ask
 Done                 the claim is no longer needed, read or unread
 Describe   Endpoint  how to reach the producer's engine
 Exists     Truths    which of these keys have an unread payload
-Cleanup    Count     discard a request
+Cleanup    Count     discard requests
 Ping       Pong      are you there; also renews every claim of this channel. Which of these claims stand?
 ========== ========= ==================================================================================
 """
@@ -132,11 +132,11 @@ class Exists(msgspec.Struct, array_like=True, tag=5, frozen=True):
 
 
 class Cleanup(msgspec.Struct, array_like=True, tag=6, frozen=True):
-    """Discard a request."""
+    """Discard requests."""
 
     number: int
     scope: Scope
-    request_id: str
+    request_ids: list[str]
 
 
 class Ping(msgspec.Struct, array_like=True, tag=7, frozen=True):

@@ -1,16 +1,21 @@
-"""Who may hold a key: what metadata, the runtime's peers and the host's folder say."""
+"""Who may hold a key, by what metadata, the runtime's peers and the host's folder say; and what they must be told."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from omni_connector_core.errors import IncompatibleMetadataError
+from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided.discovery import Directory
-from omni_connector_core.onesided.messages import Scope
+from omni_connector_core.onesided.messages import Cleanup, Scope, new_number
 from omni_connector_core.transport import TransportContext
 
 __all__ = ["Producers", "Whereabouts"]
+
+_BATCH = 500
+"""How many request ids fit into a message for certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Producers:
             if peer.stage == context.edge.producer
         ]
         self._directory: Directory | None = None
+        self._abandoned: dict[str, float] = {}
+        self._informed: set[str] = set()
 
     @property
     def directory(self) -> Directory:
@@ -81,6 +88,23 @@ class Producers:
             if hinted not in known and all(place.address != hinted for place in far):
                 places.append(Whereabouts(hinted))
         return places
+
+    # ---- what a producer that comes later must know
+
+    def abandon(self, request_id: str) -> None:
+        """Remember a request that was cleaned up here, for as long as producers do."""
+        now = time.monotonic()
+        self._abandoned = {known: until_s for known, until_s in self._abandoned.items() if until_s > now}
+        self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
+
+    def news_for(self, where: Whereabouts) -> list[Cleanup]:
+        """Return what is to be said to a producer before the first question."""
+        name = where.instance or where.address
+        if name in self._informed:
+            return []
+        self._informed.add(name)
+        names = list(self._abandoned)
+        return [Cleanup(new_number(), self.scope, names[n : n + _BATCH]) for n in range(0, len(names), _BATCH)]
 
 
 def _from_metadata(where: Where) -> Whereabouts:

@@ -268,7 +268,8 @@ class ControlServer:
                 values = [any(route.ledger.exists(key) for route in routes) for key in keys]
                 self._send(identity, m.Truths(question.number, values))
             case m.Cleanup():
-                count = sum(route.ledger.cleanup(question.request_id) for route in self._matching(question.scope, None))
+                ledgers = [route.ledger for route in self._matching(question.scope, None)]
+                count = sum(ledger.cleanup(name) for ledger in ledgers for name in question.request_ids)
                 self._send(identity, m.Count(question.number, count))
 
     def _ask(self, identity: bytes, ask: m.Ask) -> None:

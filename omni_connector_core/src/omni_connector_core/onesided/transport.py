@@ -255,8 +255,9 @@ class OneSidedTransport(Transport):
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         count = self._ledger.cleanup(request_id)
+        self._producers.abandon(request_id)
         for place in self._others(Where()):
-            question = m.Cleanup(m.new_number(), self.scope, request_id)
+            question = m.Cleanup(m.new_number(), self.scope, [request_id])
             try:
                 count += self._channels.call(place.address, question, m.Count, deadline).count
             except PeerLostError:  # and what it held with it
