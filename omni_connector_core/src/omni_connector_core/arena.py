@@ -168,7 +168,7 @@ class Arena:
         size = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
         if size > self.nbytes:
             raise PayloadTooLargeError(
-                f"{nbytes:,} bytes do not fit into the arena of {self.nbytes:,}", hint="Raise the option capacity_bytes"
+                f"{nbytes:,} bytes do not fit into the arena of {self.nbytes:,}", hint="Raise the option that sizes it"
             )
         with self._lock:
             self._collect()

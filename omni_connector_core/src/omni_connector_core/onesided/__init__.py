@@ -6,7 +6,6 @@ discovery, leases, quarantine and every guarantee of the contract are here. Need
 omni-connector-core[zmq]``.
 
 =============== =====================================================================================
-`arena`         one block of registered memory, handed out in regions
 `engine`        what a backend implements
 `hub`           the process' one engine and arena; retires an engine whose transfer was given up
 `messages`      the control protocol
