@@ -1,7 +1,7 @@
 # Every target sets up what it needs; nothing is assumed but Debian or Ubuntu, Python 3.11+ and the package registries.
 #   make demo [CONNECTOR=shared_memory]   serve one request through four processes, show where the bytes went
-#   make test [PART=core|suite|plugins|serve|contract|vllm]   every test, or a part
-#   make lint | bench | docs | clean
+#   make test [PART=core|suite|plugins|serve|contract|repo|vllm]   every test, or a part
+#   make lint | bench | bench-vllm | docs | clean
 
 SHELL      := /bin/bash
 PYTHON     ?= python3
@@ -12,9 +12,10 @@ PROJECTS   := pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS)) requirement
 READY      := $(VENV)/.ready
 CONNECTOR  ?= shared_memory
 PART       ?=
+PARTS      := core suite plugins serve contract repo vllm
 PYTEST     := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test lint bench docs clean matrix
+.PHONY: help setup demo test lint bench bench-vllm vllm-env docs matrix clean $(addprefix test-,$(PARTS))
 .DEFAULT_GOAL := help
 
 help:
@@ -39,8 +40,6 @@ demo: setup
 	@$(BIN)/omni-connector demo --connector $(CONNECTOR)
 
 # ---- tests: one pytest run a part, so that a part can be run alone and its failure names it
-PARTS := core suite plugins serve contract vllm
-
 test: setup
 	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; $(MAKE) --no-print-directory test-$$part || exit 1; done
 
@@ -52,6 +51,8 @@ test-plugins:
 	@for tests in plugins/*/tests; do $(PYTEST) $$tests || exit 1; done
 test-serve:
 	@$(PYTEST) serve/tests --ignore serve/tests/vllm
+test-repo:
+	@$(PYTEST) tests
 BACKENDS ?= memory $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 test-contract:
 	@mkdir -p build/contract
@@ -59,8 +60,11 @@ test-contract:
 	  echo "== contract suite: $$backend"; \
 	  $(PYTEST) --pyargs omni_connector_contract_tests --connector $$backend --contract-json build/contract/$$backend.json || exit 1; \
 	done
-test-vllm:
-	@test -d serve/tests/vllm && $(MAKE) --no-print-directory vllm-test
+test-vllm: vllm-env
+	@.venv-vllm/bin/python -m pytest serve/tests/vllm -p no:cacheprovider
+
+vllm-env:
+	@serve/tests/vllm/make_env.sh
 
 lint: setup
 	@$(BIN)/ruff check .
@@ -70,6 +74,13 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python -m omni_connector_contract_tests.bench
+
+bench-vllm: vllm-env
+	@.venv-vllm/bin/python serve/bench_vllm.py
+
+# the generated parts of the pages; the backend table is made from the results of the last `make test PART=contract`
+matrix: setup
+	@$(BIN)/python docs/generate.py
 
 docs: setup
 	@$(BIN)/python -m pip install -q 'mkdocs>=1.6' 'mkdocs-material>=9.5'
