@@ -1,0 +1,96 @@
+"""What became of each claim, in a page that producer and consumer share: releasing memory costs no system call.
+
+When the producer hands a payload to a consumer it issues a ticket, the index of a byte on that consumer's board. Only the
+consumer writes the byte while the ticket is out: taken, then released. The producer looks when it wants memory. When
+the consumer dies the bytes still say which payloads it never saw.
+
+Byte 0 is the producer's: it asks to be told of the next release, because somebody waits for room.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from omni_connector_core.errors import CapacityError
+
+from omni_connector_shared_memory.pool import anonymous_file, map_shared
+
+__all__ = ["BOARD_NBYTES", "RELEASED", "TAKEN", "WANTED", "Board"]
+
+BOARD_NBYTES = 1 << 20
+CLAIMED, TAKEN, RELEASED = 0, 1, 2
+WANTED = 0
+STEP_NBYTES = 64 * 1024
+_RELEASED_BYTE = bytes([RELEASED])
+
+
+class Board:
+    """The producer's end of one consumer's board. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.fd = anonymous_file("omni-connector-board", BOARD_NBYTES)
+        self._bytes = map_shared(self.fd, BOARD_NBYTES)
+        self._allocated = 0
+        self._free: list[int] = []
+        self._next = WANTED + 1
+        self._allocate()
+
+    def issue(self) -> int:
+        """Issue a ticket, in state claimed.
+
+        Raises
+        ------
+        CapacityError
+            The consumer holds a million payloads, or the host has no memory for more tickets.
+        """
+        if self._free:
+            ticket = self._free.pop()
+        else:
+            if self._next == self._allocated:
+                self._allocate()
+            ticket = self._next
+            self._next += 1
+        self._bytes[ticket] = CLAIMED
+        return ticket
+
+    def withdraw(self, ticket: int) -> None:
+        """Take a ticket back that its consumer has no more use for."""
+        self._free.append(ticket)
+
+    def released(self) -> list[int]:
+        """Find the tickets whose memory the consumer no longer uses; each is to be withdrawn by the caller."""
+        states = self._bytes[: self._next]
+        tickets = []
+        ticket = states.find(_RELEASED_BYTE, WANTED + 1)
+        while ticket >= 0:
+            tickets.append(ticket)
+            self._bytes[ticket] = CLAIMED
+            ticket = states.find(_RELEASED_BYTE, ticket + 1)
+        return tickets
+
+    def seen(self, ticket: int) -> bool:
+        """Whether the consumer ever took the payload."""
+        return self._bytes[ticket] != CLAIMED
+
+    def want(self, wanted: bool) -> None:
+        """Ask to be told of releases, or no longer."""
+        self._bytes[WANTED] = wanted
+
+    def close(self) -> None:
+        """Close the file; the consumer keeps its mapping."""
+        os.close(self.fd)
+
+    def _allocate(self) -> None:
+        if self._allocated == BOARD_NBYTES:
+            raise CapacityError(f"one consumer holds {BOARD_NBYTES:,} payloads")
+        try:
+            os.posix_fallocate(self.fd, self._allocated, STEP_NBYTES)
+        except OSError as error:
+            raise CapacityError(f"no memory to keep book of another payload: {error.strerror}") from error
+        self._allocated += STEP_NBYTES
+
+
+def open_board(fd: int) -> mmap.mmap:
+    """Map a board at the consumer's end."""
+    return map_shared(fd, BOARD_NBYTES)

@@ -1,0 +1,189 @@
+"""The consumer's side of one producer: its memory, mapped, and the claims that this process has on parts of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import socket
+import weakref
+from functools import lru_cache
+from typing import Any
+
+from omni_connector_core.errors import BackendUnavailableError, IncompatibleMetadataError, OmniConnectorError
+from omni_connector_core.transport import Memory
+
+from omni_connector_shared_memory import protocol
+from omni_connector_shared_memory.board import RELEASED, TAKEN, WANTED, open_board
+from omni_connector_shared_memory.channel import Channel, ChannelEnd
+from omni_connector_shared_memory.meeting import Address
+from omni_connector_shared_memory.pool import map_shared
+
+__all__ = ["Link"]
+
+PRIVATE_COPY_NBYTES = 1 << 20
+"""Up to this size a payload with several readers is copied; a private mapping costs more than that."""
+
+
+class _Lease(weakref.ref[Any]):
+    """Watches memory that was handed out; when it goes, the claim ends."""
+
+    __slots__ = ("ticket",)
+    ticket: int
+
+
+_leases: dict[int, _Lease] = {}
+"""All of this process, by id: while a view lives, so do its lease and its link, whoever else forgets them."""
+
+
+@lru_cache(maxsize=256)
+def _array(nbytes: int) -> Any:
+    """Type of a ctypes array; making one costs microseconds, and frames of a stream are of one size."""
+    return ctypes.c_char * nbytes
+
+
+class Link:
+    """A connection to one producer.
+
+    Attributes
+    ----------
+    address
+        Who it is.
+    refusal
+        Why nothing can be had from it, if that is so.
+    """
+
+    def __init__(self, address: Address, sock: socket.socket, epoll: select.epoll) -> None:
+        self.address = address
+        self.refusal: OmniConnectorError | None = None
+        self.said_goodbye = False
+        self.channel = Channel(sock, epoll)
+        self.fd = self.channel.fd
+        self._pid = os.getpid()
+        self._pool: mmap.mmap | None = None
+        self._pool_fd = -1
+        self._board: mmap.mmap | None = None
+        self._held: dict[int, int] = {}
+        self._retired = False
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the producer's memory that views in this process keep."""
+        return sum(tuple(self._held.values()))
+
+    def receive(self) -> protocol.ToConsumer | None:
+        """Return the next message; None when there is none now.
+
+        Raises
+        ------
+        ChannelEnd
+            The producer is gone.
+        """
+        if self._pool is None:
+            return self._receive_welcome()
+        data = self.channel.receive()
+        return None if data is None else protocol.decode_at_consumer(data)
+
+    def take(self, found: protocol.Found) -> Memory:
+        """Use a claim: its memory, which is released when the last view of it is gone."""
+        pool, board = self._pool, self._board
+        assert pool is not None
+        assert board is not None
+        board[found.ticket] = TAKEN
+        if not found.shared:
+            memory = _array(found.nbytes).from_buffer(pool, found.offset)
+        elif found.nbytes <= PRIVATE_COPY_NBYTES:
+            memory = _array(found.nbytes).from_buffer_copy(pool, found.offset)
+            self._release(found.ticket)
+            return memory
+        else:
+            skipped = found.offset % mmap.ALLOCATIONGRANULARITY
+            private = mmap.mmap(
+                self._pool_fd, found.nbytes + skipped, flags=mmap.MAP_PRIVATE, offset=found.offset - skipped
+            )
+            memory = _array(found.nbytes).from_buffer(private, skipped)
+        lease = _Lease(memory, self._ended)
+        lease.ticket = found.ticket
+        self._held[found.ticket] = found.nbytes
+        _leases[id(lease)] = lease
+        return memory
+
+    def peek(self, found: protocol.Found) -> Any:
+        """Look at a claim's memory without using it up; the view must not outlive the claim."""
+        assert self._pool is not None
+        return _array(found.nbytes).from_buffer(self._pool, found.offset)
+
+    def finish(self, found: protocol.Found) -> None:
+        """Use a claim up whose bytes were copied out."""
+        self._release(found.ticket)
+
+    def give_back(self, found: protocol.Found) -> None:
+        """Leave a payload to whoever asks next."""
+        self.channel.send(protocol.Unread([found.ticket]))
+
+    def retire(self) -> None:
+        """Take no more payloads; the connection lives on, unattended, for as long as views of its memory do."""
+        self._retired = True
+        self.channel.send(protocol.Leave())
+        if not self._held:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection; memory that is mapped stays valid for those who have views of it."""
+        self.channel.close()
+        if self._pool_fd >= 0:
+            os.close(self._pool_fd)
+            self._pool_fd = -1
+
+    def abandon(self) -> None:
+        """Close the files in a forked child."""
+        self.channel.abandon()
+        if self._pool_fd >= 0:
+            os.close(self._pool_fd)
+            self._pool_fd = -1
+
+    def _ended(self, lease: Any) -> None:
+        # runs as a finalizer, in any thread at any point: no locks
+        if os.getpid() != self._pid:
+            return
+        del _leases[id(lease)]
+        del self._held[lease.ticket]
+        self._release(lease.ticket)
+        if self._retired and not self._held:
+            self.close()
+
+    def _release(self, ticket: int) -> None:
+        board = self._board
+        assert board is not None
+        board[ticket] = RELEASED
+        if board[WANTED]:
+            self.channel.nudge(protocol.Released())
+
+    def _receive_welcome(self) -> protocol.ToConsumer | None:
+        received = self.channel.receive_files(2)
+        if received is None:
+            return None
+        data, fds = received
+        message = protocol.decode_at_consumer(data)
+        match message:
+            case protocol.Refused(reason):
+                self.refusal = BackendUnavailableError(
+                    f"permission denied by {self.address}: {reason}", hint="Run both stages as one user"
+                )
+            case protocol.Welcome(version, capacity_nbytes) if len(fds) == 2:
+                if version == protocol.VERSION:
+                    self._pool_fd, board_fd = fds
+                    self._pool = map_shared(self._pool_fd, capacity_nbytes)
+                    self._board = open_board(board_fd)
+                    os.close(board_fd)
+                    return message
+                self.refusal = IncompatibleMetadataError(
+                    f"{self.address} speaks version {version} of the protocol, this process {protocol.VERSION}",
+                    hint="Install the same omni-connector-shared-memory on both sides of the edge",
+                )
+        for fd in fds:
+            os.close(fd)
+        if self.refusal is None:
+            raise ChannelEnd(f"{self.address} began with {type(message).__name__}")
+        return message

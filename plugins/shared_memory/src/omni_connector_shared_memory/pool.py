@@ -1,0 +1,168 @@
+"""The producer's memory: one file without a name, mapped whole, that takes memory in steps and reuses it for ever.
+
+The file has its full size from the start but holds only the pages that were allocated (`posix_fallocate`), so a consumer maps
+it once and growing needs no word to anybody. Nothing is ever written to a page that is not allocated: a full host is
+ENOSPC here and never SIGBUS there. Seals keep every holder of the file from cutting it short.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from pathlib import Path
+
+from omni_connector_core.errors import BackendUnavailableError
+
+from omni_connector_shared_memory.allocator import FreeSpace
+
+__all__ = ["Pool", "anonymous_file", "map_shared"]
+
+LARGEST_STEP_NBYTES = 256 << 20
+FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def anonymous_file(name: str, nbytes: int, directory: str | None = None) -> int:
+    """Create a sparse file that has no name anywhere, so that nothing is left when its last holder dies.
+
+    Parameters
+    ----------
+    name
+        Shown in ``/proc/<pid>/maps``.
+    directory
+        A folder on a tmpfs; None: no mount at all (memfd).
+
+    Returns
+    -------
+    int
+        File descriptor.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The host does not let us.
+    """
+    try:
+        if directory is None:
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        else:
+            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, nbytes)
+            if directory is None:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED_SIZE)
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"no shared memory can be created in {directory or 'a memfd'}: {error.strerror}",
+            hint="pool_dir names a folder on a tmpfs that this user may write to",
+        ) from error
+    return fd
+
+
+def map_shared(fd: int, nbytes: int) -> mmap.mmap:
+    """Map a file for reading and writing, and leave it out of core dumps."""
+    mapping = mmap.mmap(fd, nbytes)
+    mapping.madvise(mmap.MADV_DONTDUMP)
+    return mapping
+
+
+class Pool:
+    """Memory for payloads, taken and given back by offset. Thread-safe.
+
+    Parameters
+    ----------
+    capacity_nbytes
+        The most that the pool grows to; rounded up to whole pages.
+    step_nbytes
+        The least by which it grows.
+    directory
+        See `anonymous_file`.
+    """
+
+    def __init__(self, capacity_nbytes: int, step_nbytes: int, directory: str | None = None) -> None:
+        self.capacity_nbytes = -(-capacity_nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.refusal = ""
+        """Why the pool could not grow the last time it tried, when that was not its own capacity."""
+        self._step = step_nbytes
+        self._space = FreeSpace()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.fd = anonymous_file("omni-connector-pool", self.capacity_nbytes, directory)
+        self._view = memoryview(map_shared(self.fd, self.capacity_nbytes))
+
+    @property
+    def taken_nbytes(self) -> int:
+        """Bytes of blocks that are taken."""
+        return self._space.taken
+
+    def take(self, nbytes: int) -> int | None:
+        """Take a block, growing if needed and possible; its offset, or None when there is no room now."""
+        with self._lock:
+            start = self._space.take(nbytes)
+            if start is None and self._grow(nbytes):
+                start = self._space.take(nbytes)
+            return start
+
+    def give(self, start: int) -> None:
+        """Give a block back."""
+        with self._lock:
+            self._space.give(start)
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        """Return the writable memory of a block."""
+        return self._view[start : start + nbytes]
+
+    def close(self) -> None:
+        """Close the file; the memory goes when the last mapping of it goes, here or elsewhere."""
+        with self._lock:
+            self._closed = True
+            os.close(self.fd)
+
+    def abandon(self) -> None:
+        """Close the file in a forked child, taking no lock."""
+        os.close(self.fd)
+
+    def _grow(self, nbytes: int) -> bool:
+        if self._closed:
+            return False
+        end = self._space.end
+        needed = -(-self._space.lacking(nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = self.capacity_nbytes - end
+        if needed > room:
+            return False
+        generous = min(max(needed, self._step, min(end, LARGEST_STEP_NBYTES)), room)
+        generous = -(-generous // mmap.PAGESIZE) * mmap.PAGESIZE
+        return any(self._allocate(end, size) for size in dict.fromkeys((generous, needed)))
+
+    def _allocate(self, end: int, nbytes: int) -> bool:
+        free = free_memory_nbytes()
+        if nbytes > free:
+            self.refusal = f"the host has {free:,} bytes of memory left"
+            return False
+        try:
+            os.posix_fallocate(self.fd, end, nbytes)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.refusal = f"the host refuses {nbytes:,} bytes more: {error.strerror}"
+            return False
+        self.refusal = ""
+        self._space.grow(nbytes)
+        return True
+
+
+def free_memory_nbytes() -> int:
+    """How much memory the kernel thinks it can give out without swapping (``MemAvailable``).
+
+    Asked before the pool grows, because what a full host does with a memfd is not ENOSPC but the OOM killer.
+    """
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62

@@ -1,0 +1,151 @@
+"""The producer's only thread: it admits consumers, answers those that ask late, and notices those that die."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+
+import msgspec
+from omni_connector_core.ledger import Ledger
+
+from omni_connector_shared_memory import protocol
+from omni_connector_shared_memory.channel import Channel, ChannelEnd
+from omni_connector_shared_memory.connection import Connection, Slot
+from omni_connector_shared_memory.pool import Pool
+
+__all__ = ["Server"]
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Serves one producer's consumers from a thread of its own, which sleeps while nothing happens.
+
+    Parameters
+    ----------
+    listener
+        The socket to which consumers connect.
+    ledger, pool
+        The producer's.
+    """
+
+    def __init__(self, listener: socket.socket, ledger: Ledger[Slot], pool: Pool) -> None:
+        self.connections: tuple[Connection, ...] = ()
+        self._listener = listener
+        self._ledger = ledger
+        self._pool = pool
+        self._by_fd: dict[int, Connection] = {}
+        self._wanting = False
+        self._closing = False
+        self._wakes_at_s = math.inf
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="omni-connector-shared-memory", daemon=True)
+        self._thread.start()
+
+    def wake_by(self, at_s: float) -> None:
+        """Make sure that expiries are looked at by a point in time (monotonic clock)."""
+        if at_s < self._wakes_at_s:
+            self._wakes_at_s = at_s
+            os.eventfd_write(self._wake, 1)
+
+    def reclaim(self) -> None:
+        """End all claims that consumers released."""
+        for connection in self.connections:
+            connection.reclaim()
+
+    def want(self, wanted: bool) -> None:
+        """Ask all consumers, also those to come, to tell of the next release; or no longer."""
+        self._wanting = wanted
+        for connection in self.connections:
+            connection.board.want(wanted)
+
+    def close(self) -> None:
+        """Say goodbye to all consumers and end the thread."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not exist: close the files, so that only the parent keeps them open."""
+        for connection in self.connections:
+            connection.abandon()
+        self._listener.close()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._serve()
+        finally:  # whatever ends the thread, consumers learn that nobody answers any more
+            self._listener.close()
+            for connection in self.connections:
+                connection.channel.send(protocol.Bye())
+                connection.close()
+            self.connections = ()
+            self._epoll.close()
+            os.close(self._wake)
+
+    def _serve(self) -> None:
+        # first, so that a put during the sweep sees that the thread must be woken for its payload
+        self._wakes_at_s = math.inf
+        pause_s = self._ledger.sweep()
+        if pause_s is not None:
+            self._wakes_at_s = min(self._wakes_at_s, time.monotonic() + pause_s)
+        for fd, events in self._epoll.poll(pause_s):
+            connection = self._by_fd.get(fd)
+            if connection is not None:
+                self._attend(fd, connection, events)
+            elif fd == self._wake:
+                os.eventfd_read(fd)
+            else:
+                self._admit()
+
+    def _attend(self, fd: int, connection: Connection, events: int) -> None:
+        try:
+            if events & select.EPOLLOUT:
+                connection.channel.flush()
+            if events & ~select.EPOLLOUT:
+                connection.serve()
+        except ChannelEnd:
+            self._drop(fd)
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            logger.warning("a consumer is disconnected, for it sent what is no message of ours: %s", error)
+            self._drop(fd)
+
+    def _admit(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            logger.warning("a consumer could not be admitted: %s", error)
+            return
+        channel = Channel(sock, self._epoll)
+        try:
+            if (uid := channel.peer_uid()) != os.getuid():
+                channel.send(protocol.Refused(f"the producer runs as user {os.getuid()}, this process as user {uid}"))
+                channel.close()
+                return
+            connection = Connection(channel, self._ledger)
+            connection.board.want(self._wanting)
+            welcome = protocol.Welcome(protocol.VERSION, self._pool.capacity_nbytes)
+            channel.send_files(welcome, (self._pool.fd, connection.board.fd))
+        except ChannelEnd:
+            connection.close()
+            return
+        self._by_fd[channel.fd] = connection
+        self.connections = tuple(self._by_fd.values())
+        connection.board.want(self._wanting)
+
+    def _drop(self, fd: int) -> None:
+        connection = self._by_fd.pop(fd)
+        self.connections = tuple(self._by_fd.values())
+        connection.end()
+        self._ledger.notify()
