@@ -224,7 +224,7 @@ class Fetch:
                         return chosen, chosen.answer
                     self._raise_if_hopeless()
                     if watch is None and self._where.at is None:
-                        watch = Watch(self._producers.directory)
+                        watch = self._producers.take_watch()
                         self._ask_new()
                         continue
                 yield self._until_news(watch)
@@ -232,7 +232,7 @@ class Fetch:
                     self._ask_new()
         finally:
             if watch is not None:
-                watch.close()
+                self._producers.put_back_watch(watch)
 
     def _ask_new(self) -> None:
         known = {candidate.where for candidate in self._asked}

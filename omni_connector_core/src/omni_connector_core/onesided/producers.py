@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_connector_core.errors import IncompatibleMetadataError
 from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
 from omni_connector_core.metadata import Where
-from omni_connector_core.onesided.discovery import Directory
+from omni_connector_core.onesided.discovery import Directory, Watch
 from omni_connector_core.onesided.messages import Cleanup, Scope, new_number
 from omni_connector_core.transport import TransportContext
 
@@ -55,6 +55,8 @@ class Producers:
             if peer.stage == context.edge.producer
         ]
         self._directory: Directory | None = None
+        self._watches: list[Watch] = []
+        self._closed = False
         self._abandoned: dict[str, float] = {}
         self._informed: set[str] = set()
 
@@ -88,6 +90,25 @@ class Producers:
             if hinted not in known and all(place.address != hinted for place in far):
                 places.append(Whereabouts(hinted))
         return places
+
+    def take_watch(self) -> Watch:
+        """Lend a watch on the folder; give it to `put_back_watch`. Closing one takes milliseconds, so they are kept."""
+        try:
+            return self._watches.pop()
+        except IndexError:
+            return Watch(self.directory)
+
+    def put_back_watch(self, watch: Watch) -> None:
+        """Take a watch back."""
+        self._watches.append(watch)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Close the watches, and each lent one when it comes back."""
+        self._closed = True
+        while self._watches:
+            self._watches.pop().close()
 
     # ---- what a producer that comes later must know
 

@@ -339,6 +339,7 @@ class OneSidedTransport(Transport):
             self._server.remove(self)
             close_server(self._server)
         self._channels.close()
+        self._producers.close()
 
     def _engine_hub(self) -> Hub:
         if self._hub is None:
