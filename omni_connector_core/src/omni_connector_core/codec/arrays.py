@@ -1,8 +1,9 @@
 """numpy arrays, scalars and dtypes.
 
 Exactly `numpy.ndarray`: subclasses carry meaning of their own. Any dtype without Python objects in it, byte order and
-structure included; a dtype's ``metadata`` is dropped, as by `numpy.save`. Memory order is C afterwards. Arrays decode
-to views of the frame's memory, read-only if that is.
+structure included; as with `numpy.save`, a dtype's ``metadata`` is dropped, and C's names for one type (long, long
+long) are not told apart. Memory order is C afterwards. Arrays decode to views of the frame's memory, read-only if that
+is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ _COMMON: Final = tuple(
     for name in ("V1", "?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 )
 _CODES: Final = {dtype: code for code, dtype in enumerate(_COMMON) if code}
-_BOOL: Final = np.dtype("?")
 _STRUCTURE: Final = {"names", "formats", "offsets", "titles", "itemsize", "aligned", "record"}
 
 
@@ -132,7 +132,7 @@ def array_head(data: memoryview) -> tuple[int, int, tuple[int, ...], memoryview]
 
 def check_bool(bits: np.ndarray[Any, Any]) -> None:
     """Refuse bytes that are no bool: what computes with them later is undefined."""
-    if bits.size and bits.view(np.uint8).max() > 1:
+    if bits.size and bits.max() > 1:
         raise DecodeError("a bool is neither 0 nor 1")
 
 
@@ -146,10 +146,12 @@ def _lift_array(reader: Reader, data: memoryview) -> np.ndarray[Any, Any]:
         raise DecodeError(f"an array of shape {shape} and dtype {dtype} in {nbytes} bytes")
     if not nbytes:
         return np.empty(shape, dtype)
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, reader.base, offset)
-    if dtype == _BOOL:
-        check_bool(array)
-    return array.copy() if reader.private else array
+    if dtype.kind == "b":
+        check_bool(reader.buffer(index))
+    if reader.private:
+        # bytes are copied, because a copy of the array may leave out what lies between fields
+        return np.ndarray(shape, dtype, reader.buffer(index).copy())
+    return np.ndarray(shape, dtype, reader.base, offset)
 
 
 def scalar_lowerer(kind: type) -> Lowerer | None:
@@ -157,7 +159,7 @@ def scalar_lowerer(kind: type) -> Lowerer | None:
     if not issubclass(kind, np.generic) or kind.__module__ != "numpy":
         return None
     if kind is np.str_:
-        return lambda writer, value, depth: Ext(NUMPY_TEXT, str(value).encode("utf-8", "surrogatepass"))
+        return lambda writer, value, depth: Ext(NUMPY_TEXT, str.encode(value, "utf-8", "surrogatepass"))
     if kind is np.bytes_:
         return lambda writer, value, depth: Ext(NUMPY_SCALAR, pack([None, bytes(value)]))
     return lambda writer, value, depth: Ext(NUMPY_SCALAR, pack([_describe(value.dtype), value.tobytes()]))
@@ -172,7 +174,7 @@ def _lift_scalar(reader: Reader, data: memoryview) -> Any:
     dtype = _dtype_of(description)
     if dtype.itemsize != len(raw) or dtype.kind in "SU" or dtype.subdtype is not None:
         raise DecodeError(f"a scalar of dtype {dtype} in {len(raw)} bytes")
-    if dtype == _BOOL:
+    if dtype.kind == "b":
         check_bool(np.frombuffer(raw, np.uint8))
     # a copy that can be written: a structured scalar is a view of the array it comes from
     return np.ndarray((1,), dtype, bytearray(raw))[0]

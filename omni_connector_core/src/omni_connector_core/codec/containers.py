@@ -10,13 +10,13 @@ from omni_connector_core.errors import DecodeError
 
 __all__ = ["LOWERERS"]
 
-#: from how many values on a list is worth a look at whether it can be one group (see `TypeRegistry.groupers`)
+#: from how many values on a list is worth a look at whether it can be one group (see `TypeRegistry.grouper`)
 MIN_GROUP = 8
 
 
 def lower_list(writer: Writer, value: Any, depth: int) -> Any:
     if len(value) >= MIN_GROUP:
-        grouper = writer.types.groupers.get(type(value[0]))
+        grouper = writer.types.grouper(type(value[0]))
         if grouper is not None and (group := grouper(writer, value)) is not None:
             return group
     return writer.items(value, depth)

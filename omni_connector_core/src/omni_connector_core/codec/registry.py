@@ -90,14 +90,12 @@ class TypeRegistry:
     ----------
     lowerers
         Type -> function that lowers its instances.
-    groupers
-        Type -> function that lowers a list of its instances as one, or returns None.
     """
 
     def __init__(self, *, resolve_imported: bool = True) -> None:
         self.resolve_imported = resolve_imported
         self.lowerers = _Lowerers(self._find)
-        self.groupers: dict[type, Grouper] = dict(raw_tensors.GROUPERS)
+        self._groupers: dict[type, Grouper] = dict(raw_tensors.GROUPERS)
         self._codecs: dict[str, TypeCodec[Any]] = {}
         self._named: dict[str, Kind] = {}
         self._kinds: dict[type, Kind | None] = {}
@@ -126,6 +124,12 @@ class TypeRegistry:
             raise ValueError(f"the name {name!r} is already that of {self._named[name].cls!r}")
         self.lowerers[cls] = _object_lowerer(kind, name)
 
+    def grouper(self, kind: type) -> Grouper | None:
+        """Find the function that lowers a list of such instances as one (or returns None), if there is one."""
+        if kind.__module__ == "torch" and kind not in self._groupers:
+            self._add_torch()
+        return self._groupers.get(kind)
+
     def kind_named(self, name: Any, code: int) -> Kind:
         """Find what a name on the wire stands for."""
         if type(name) is not str:
@@ -152,15 +156,17 @@ class TypeRegistry:
             self._kinds[cls] = None if hasattr(cls, "__del__") else kind_of(cls)
         return self._kinds[cls]
 
+    def _add_torch(self) -> dict[type, Lowerer]:
+        """Add torch's types; it is loaded already, for here is an instance of one."""
+        from omni_connector_core.codec import tensors
+
+        self._groupers.update(tensors.GROUPERS)
+        return tensors.LOWERERS
+
     def _find(self, kind: type) -> Lowerer:
         package = kind.__module__.partition(".")[0]
-        if package == "torch":
-            # loaded already, since here is an instance
-            from omni_connector_core.codec import tensors
-
-            self.groupers.update(tensors.GROUPERS)
-            if kind in tensors.LOWERERS:
-                return tensors.LOWERERS[kind]
+        if package == "torch" and (lowerer := self._add_torch().get(kind)) is not None:
+            return lowerer
         if package == "PIL":
             from omni_connector_core.codec import images
 
