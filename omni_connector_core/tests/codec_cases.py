@@ -13,9 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import torch
-from PIL import Image
-
 from omni_connector_core.codec import Codec, RawTensor
+from PIL import Image
 
 T = TypeVar("T")
 
@@ -153,6 +152,8 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    if not tensor.numel():
+        return b""
     # as integers, because some dtypes have no copy of their own
     alike = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     plain = tensor.detach().resolve_conj().resolve_neg()

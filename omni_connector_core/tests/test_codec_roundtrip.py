@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from codec_cases import round_trip, same, tensor
-from PIL import Image
-
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.dtypes import TORCH_DTYPES, TORCH_ITEMSIZES
+from PIL import Image
 
 warnings.filterwarnings("ignore", message="ComplexHalf")
 
@@ -293,7 +292,8 @@ def test_numpy_dtypes(dtype: typing.Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", ["1", "L", "P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16"]
+    "mode",
+    ["1", "L", "P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16"],
 )
 def test_images(mode: str) -> None:
     payload = cases.image(mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_connector_core.codec.walk import LIFTERS, Lowerer, Reader, UnencodableError, Writer, check_depth
+from omni_connector_core.codec.walk import LIFTERS, Lowerer, Reader, UnencodableError, Writer, brief, check_depth
 from omni_connector_core.codec.wire import FROZENSET, PAIRS, SET, TUPLE, Ext, pack
 from omni_connector_core.errors import DecodeError
 
@@ -42,7 +42,7 @@ def lower_dict(writer: Writer, value: Any, depth: int) -> Any:
         else:
             return lowered
     except UnencodableError as error:
-        error.steps.append(f"[{key!r}]")
+        error.steps.append(f"[{brief(key)}]")
         raise
     return _lower_pairs(writer, value, depth, mark)
 
@@ -62,7 +62,7 @@ def _lower_pairs(writer: Writer, value: Any, depth: int, mark: int) -> Any:
             pairs.append(writer.lower(key, depth + 1))
             pairs.append(writer.lower(item, depth + 1))
     except UnencodableError as error:
-        error.steps.append(f"[{key!r}]" if len(pairs) % 2 else f"<key {key!r}>")
+        error.steps.append(f"[{brief(key)}]" if len(pairs) % 2 else f"<key {brief(key)}>")
         raise
     return Ext(PAIRS, pack(pairs))
 
@@ -76,7 +76,7 @@ def _unordered(code: int) -> Lowerer:
             for item in value:
                 lowered.append(writer.lower(item, depth + 1))
         except UnencodableError as error:
-            error.steps.append(f"{{{item!r}}}")
+            error.steps.append(f"{{{brief(item)}}}")
             raise
         return Ext(code, pack(lowered))
 

@@ -7,6 +7,7 @@ fill the tables, each for the types it is named after.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from omni_connector_core.frame import FrameLayout, Source
 if TYPE_CHECKING:
     from omni_connector_core.codec.registry import TypeRegistry
 
-__all__ = ["LIFTERS", "Grouper", "Lifter", "Lowerer", "Reader", "UnencodableError", "Writer"]
+__all__ = ["LIFTERS", "Grouper", "Lifter", "Lowerer", "Reader", "UnencodableError", "Writer", "brief", "check_depth"]
 
 Lowerer = Callable[["Writer", Any, int], Any]
 Lifter = Callable[["Reader", memoryview], Any]
@@ -115,8 +116,15 @@ class Writer:
 
 
 def check_depth(depth: int) -> None:
+    """Refuse a container inside too many others."""
     if depth >= MAX_DEPTH:
         raise UnencodableError(f"nested deeper than {MAX_DEPTH}, or it contains itself")
+
+
+#: repr for paths: short, and never raising
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+brief = _repr.repr
 
 
 class Reader:
