@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing import Pipe
@@ -119,13 +120,13 @@ class LocalPeer(Peer):
 class ProcessPeer(Peer):
     """A process, started afresh (nothing is inherited), that dies with this one."""
 
-    def __init__(self, patience_s: float, environment: dict[str, str]) -> None:
+    def __init__(self, patience_s: float, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         super().__init__(patience_s)
         ours, theirs = Pipe()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "omni_connector_contract_tests.harness.worker", str(theirs.fileno())],
+                [*prefix, sys.executable, "-m", "omni_connector_contract_tests.harness.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             )
@@ -205,10 +206,15 @@ class Peers:
         Whether each peer is a process.
     patience_s
         How long to wait for any answer before the peer counts as hung, seconds.
+    prefixes
+        By peer: what to put before its command, to start it somewhere else (`two_hosts`).
     """
 
-    def __init__(self, *, processes: bool, patience_s: float) -> None:
+    def __init__(
+        self, *, processes: bool, patience_s: float, prefixes: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.processes, self.patience_s = processes, patience_s
+        self._prefixes = prefixes or {}
         self.folder = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))  # short: unix sockets may lie in it
         self.token = f"contract-{os.getpid()}-{self.folder.name[3:]}"
         self._peers: dict[str, Peer] = {}
@@ -227,7 +233,7 @@ class Peers:
                 if peer is not None:
                     peer.shutdown()
                 environment = {"TMPDIR": str(self.folder), "XDG_RUNTIME_DIR": str(self.folder)}
-                peer = ProcessPeer(self.patience_s, environment)
+                peer = ProcessPeer(self.patience_s, environment, self._prefixes.get(name, ()))
             else:
                 peer = LocalPeer(self.patience_s)
             self._peers[name] = peer
