@@ -94,7 +94,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         """Every connector that this instance may open: its own, and those of the edges that leave its stage."""
         deployment = current_deployment()
         leaving = {edge: deployment.edges[edge] for edge in deployment.leaving(str(self.stage_id))}
-        return leaving or {Edge(str(self.stage_id), "?"): self._settings}
+        return {Edge("?", "?"): self._settings, **leaving}
 
     # ---- the engine's calls
 

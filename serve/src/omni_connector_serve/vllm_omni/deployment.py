@@ -111,7 +111,12 @@ def _option(arguments: Sequence[str], name: str) -> str | None:
 def current_deployment() -> Deployment:
     """The deployment that the environment names."""
     path = os.environ.get(DEPLOY_ENV)
-    return Deployment() if path is None else read_deployment(Path(path))
+    if path is None:
+        return Deployment()
+    try:
+        return read_deployment(Path(path))
+    except ValueError:  # the engine, too, goes on without the connectors of a file that it cannot read
+        return Deployment()
 
 
 def read_deployment(path: Path) -> Deployment:

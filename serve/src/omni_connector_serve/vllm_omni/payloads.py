@@ -68,7 +68,7 @@ def nbytes_of(payload: Any) -> int:
     """Bytes in a payload's tensors, arrays and byte strings; the engine logs it."""
     if isinstance(payload, (torch.Tensor, np.ndarray, memoryview)):
         return int(payload.nbytes)
-    if isinstance(payload, (bytes, bytearray, str)):
+    if isinstance(payload, (bytes, bytearray)):
         return len(payload)
     if isinstance(payload, Mapping):
         return sum(map(nbytes_of, payload.values()))

@@ -34,7 +34,8 @@ def register() -> None:
 
     from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
     from omni_connector_serve.vllm_omni.backends import drop_in_names, our_names
-    from omni_connector_serve.vllm_omni.deployment import adopt_command_line, read_deployment
+    from omni_connector_serve.vllm_omni.deployment import adopt_command_line
+    from omni_connector_serve.vllm_omni.startup import check_deploy_file
 
     stand_ins = drop_in_names()
     taken = OmniConnectorFactory.list_registered_connectors()
@@ -48,7 +49,7 @@ def register() -> None:
     SharedMemoryConnector.register(ConnectorAdapter)
     deploy = adopt_command_line(sys.argv)
     if deploy is not None and deploy.exists():
-        read_deployment(deploy).check(our_names())
+        check_deploy_file(deploy)
 
 
 def _constructor(name: str) -> Callable[[Mapping[str, Any]], Any]:
