@@ -43,6 +43,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     deployment.current_deployment.cache_clear()
 
 
+def take(receiver: ConnectorAdapter, from_stage: str, to_stage: str, key: str, metadata: Any = None) -> Any:
+    """What the engine's poll loop gets in the end."""
+    return receiver.get_with_deadline(from_stage, to_stage, key, metadata, deadline=time.monotonic() + 5)
+
+
 @pytest.fixture
 def errors(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     monkeypatch.setattr(report.logger, "handlers", [caplog.handler])
@@ -57,7 +62,7 @@ def test_full_payload(make: Make) -> None:
     assert ok
     assert nbytes > 4096
     assert isinstance(metadata, dict)
-    got = receiver.get("0", "1", "r_0_0", {"source_host": "127.0.0.1", "source_port": 50051})
+    got = take(receiver, "0", "1", "r_0_0", {"source_host": "127.0.0.1", "source_port": 50051})
     assert got is not None
     assert got[0]["codes"] == payload["codes"]
     assert torch.equal(got[0]["hidden_states"]["output"], payload["hidden_states"]["output"])
@@ -68,7 +73,7 @@ def test_full_payload(make: Make) -> None:
 def test_metadata_of_a_put_leads_to_its_payload(make: Make) -> None:
     sender, receiver = make(0), make(1)
     _, _, metadata = sender.put("0", "1", "r_0_0", {"a": 1})
-    assert receiver.get("0", "1", "r_0_0", metadata) == ({"a": 1}, 0)
+    assert take(receiver, "0", "1", "r_0_0", metadata) == ({"a": 1}, 0)
 
 
 def test_struct_in_plain_dict_out_as_upstream_would(make: Make) -> None:
@@ -81,7 +86,7 @@ def test_struct_in_plain_dict_out_as_upstream_would(make: Make) -> None:
         language=["en"],
     )
     assert sender.put(from_stage="0", to_stage="1", put_key="r_0_0", data=struct)[0]
-    [ours, _] = receiver.get("0", "1", "r_0_0") or pytest.fail("not there")
+    [ours, _] = take(receiver, "0", "1", "r_0_0")
     theirs = OmniSerializer.deserialize(OmniSerializer.serialize(struct))
     assert type(ours) is dict
     assert repr(ours) == repr(theirs)
@@ -103,8 +108,8 @@ def test_kv_cache_as_the_manager_sends_and_takes_it(make: Make) -> None:
     raw = data.to_bytes()
     for key, packed in (("bytes", raw), ("tensor", torch.frombuffer(bytearray(raw), dtype=torch.uint8))):
         assert sender.put(from_stage="0", to_stage="1", put_key=key, data=packed)[0]
-        result = receiver.get(from_stage="0", to_stage="1", get_key=key, metadata=None)
-        assert result is not None
+        while (result := receiver.get(from_stage="0", to_stage="1", get_key=key, metadata=None)) is None:
+            pass
         buffer, nbytes = result
         assert isinstance(buffer, RawBuffer)
         assert nbytes == len(packed)
@@ -123,7 +128,7 @@ def test_request_output_crosses_whole(make: Make) -> None:
     )
     output.multimodal_output = {"audio": torch.ones(3)}
     assert sender.put("0", "1", "r", {"engine_inputs": output})[0]
-    [payload, _] = receiver.get("0", "1", "r") or pytest.fail("not there")
+    [payload, _] = take(receiver, "0", "1", "r")
     got = payload["engine_inputs"]
     assert type(got) is RequestOutput
     assert type(got.outputs[0]) is CompletionOutput
@@ -138,7 +143,7 @@ def test_get_with_deadline_waits_no_longer(make: Make) -> None:
     assert 0.2 <= time.monotonic() - start < 2
     receiver.abandon_get("r_0_0")
     sender.put("0", "1", "r_0_0", {"cond": 1})
-    assert receiver.get_with_deadline("0", "1", "r_0_0", None, deadline=time.monotonic() + 5) == ({"cond": 1}, 0)
+    assert take(receiver, "0", "1", "r_0_0") == ({"cond": 1}, 0)
 
 
 def test_abandon_get_leaves_the_payload_for_the_next(make: Make) -> None:
@@ -146,14 +151,14 @@ def test_abandon_get_leaves_the_payload_for_the_next(make: Make) -> None:
     assert receiver.get("0", "1", "r_0_0") is None
     receiver.abandon_get("r_0_0")
     sender.put("0", "1", "r_0_0", {"a": 1})
-    assert receiver.get_with_deadline("0", "1", "r_0_0", None, deadline=time.monotonic() + 5) == ({"a": 1}, 0)
+    assert take(receiver, "0", "1", "r_0_0") == ({"a": 1}, 0)
 
 
 def test_put_again_replaces(make: Make) -> None:
     sender, receiver = make(0), make(1)
     assert sender.put("0", "1", "r_0_0", {"try": 1})[0]
     assert sender.put("0", "1", "r_0_0", {"try": 2})[0]
-    assert receiver.get_with_deadline("0", "1", "r_0_0", None, deadline=time.monotonic() + 5) == ({"try": 2}, 0)
+    assert take(receiver, "0", "1", "r_0_0") == ({"try": 2}, 0)
 
 
 def test_cleanup_discards_and_the_key_may_come_again(make: Make) -> None:
@@ -164,9 +169,8 @@ def test_cleanup_discards_and_the_key_may_come_again(make: Make) -> None:
     sender.cleanup("r_0_0")
     assert receiver.get("0", "1", "r_0_0") is None
     assert sender.put("0", "1", "r_0_0", {"a": 2})[0]
-    wait = {"deadline": time.monotonic() + 5}
-    assert receiver.get_with_deadline("0", "1", "r_0_0", None, **wait) == ({"a": 2}, 0)
-    assert receiver.get_with_deadline("0", "1", "r_0_10", None, **wait) == ({"a": 10}, 0)
+    assert take(receiver, "0", "1", "r_0_0") == ({"a": 2}, 0)
+    assert take(receiver, "0", "1", "r_0_10") == ({"a": 10}, 0)
 
 
 def test_lost_payload_is_false_is_logged_once_and_its_key_is_not_given_to_another(
@@ -175,7 +179,7 @@ def test_lost_payload_is_false_is_logged_once_and_its_key_is_not_given_to_anothe
     sender, receiver = make(0), make(1)
     assert sender.put("0", "1", "req-1_0_3", {"not": object()}) == (False, 0, None)
     assert sender.put("0", "1", "req-1_0_3", {"the next": "chunk"}) == (False, 0, None)
-    assert receiver.get("0", "1", "req-1_0_3") is None
+    assert take(receiver, "0", "1", "req-1_0_3") is None
     assert sender.put("0", "1", "req-2_0_3", {"another": "request"})[0]
     [put, get] = errors()
     for text in ("request=req-1 ", "edge=0->1 ", "key=req-1_0_3 ", "EncodeError", "payload['not']"):
@@ -194,24 +198,24 @@ def test_a_poll_loop_logs_a_failure_once_and_never_raises(make: Make, errors: Ca
 def test_middle_stage_gets_and_puts_on_two_edges(make: Make) -> None:
     first, middle, last = make(0), make(1), make(2)
     first.put("0", "1", "r_0_0", {"hop": 1})
-    [payload, _] = middle.get("0", "1", "r_0_0") or pytest.fail("not there")
+    [payload, _] = take(middle, "0", "1", "r_0_0")
     assert middle.put("1", "2", "r_1_0", {"hop": payload["hop"] + 1})[0]
-    assert last.get("1", "2", "r_1_0") == ({"hop": 2}, 0)
+    assert take(last, "1", "2", "r_1_0") == ({"hop": 2}, 0)
 
 
 def test_same_key_on_two_edges(make: Make) -> None:
     first, second = make(0), make(1)
     first.put("0", "1", "same", {"edge": "01"})
     first.put("0", "2", "same", {"edge": "02"})
-    assert second.get("0", "2", "same") == ({"edge": "02"}, 0)
-    assert second.get("0", "1", "same") == ({"edge": "01"}, 0)
+    assert take(second, "0", "2", "same") == ({"edge": "02"}, 0)
+    assert take(second, "0", "1", "same") == ({"edge": "01"}, 0)
 
 
 def test_readers_take_it_each(make: Make) -> None:
     sender, receiver = make(0, readers=2), make(1)
     sender.put("0", "1", "r_0_0", {"x": np.arange(3)})
     for _ in range(2):
-        result = receiver.get_with_deadline("0", "1", "r_0_0", None, deadline=time.monotonic() + 5)
+        result = take(receiver, "0", "1", "r_0_0")
         assert result is not None
         assert result[0]["x"].tolist() == [0, 1, 2]
     assert receiver.get("0", "1", "r_0_0") is None
@@ -235,8 +239,8 @@ def test_two_instances_of_a_stage_share_an_end_and_the_last_closes_it(make: Make
     one.put("0", "1", "a", {"n": 1})
     two.put("0", "1", "b", {"n": 2})
     one.close()
-    assert receiver.get("0", "1", "a") == ({"n": 1}, 0)
-    assert receiver.get("0", "1", "b") == ({"n": 2}, 0)
+    assert take(receiver, "0", "1", "a") == ({"n": 1}, 0)
+    assert take(receiver, "0", "1", "b") == ({"n": 2}, 0)
 
 
 @pytest.mark.parametrize(

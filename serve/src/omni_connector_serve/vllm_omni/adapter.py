@@ -76,7 +76,10 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self._check()
 
     def _check(self) -> None:
-        for edge, settings in self._all_settings().items():
+        _check_settings(self._settings)
+        deployment = current_deployment()
+        for edge in deployment.leaving(str(self.stage_id)):
+            settings = deployment.edges[edge]
             if settings.name not in our_names():
                 raise ConfigError(
                     f"stage {self.stage_id} sends over {settings.name}, which is not omni-connector's",
@@ -84,17 +87,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                     hint=f"vLLM-Omni gives a stage one connector, here {self._settings.name}, for both directions: "
                     "name an omni-connector backend on this edge too",
                 )
-            spec = backend_of(settings.name)
-            split_extra(spec, settings.extra, name=settings.name)
-            if not spec.capabilities.cross_process:
-                raise ConfigError("the stages of a pipeline are processes, which it cannot connect", backend=spec.name)
-            spec.load_transport()
-
-    def _all_settings(self) -> dict[Edge, EdgeSettings]:
-        """Every connector that this instance may open: its own, and those of the edges that leave its stage."""
-        deployment = current_deployment()
-        leaving = {edge: deployment.edges[edge] for edge in deployment.leaving(str(self.stage_id))}
-        return {Edge("?", "?"): self._settings, **leaving}
+            _check_settings(settings)
 
     # ---- the engine's calls
 
@@ -244,6 +237,15 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                 error,
                 exc_info=None if ours else error,
             )
+
+
+def _check_settings(settings: EdgeSettings) -> None:
+    """Find now what would otherwise fail at a request."""
+    spec = backend_of(settings.name)
+    split_extra(spec, settings.extra, name=settings.name)
+    if not spec.capabilities.cross_process:
+        raise ConfigError("the stages of a pipeline are processes, which it cannot connect", backend=spec.name)
+    spec.load_transport()
 
 
 def _request_of(key: str, edge: Edge) -> str:

@@ -15,7 +15,8 @@ from omni_connector_core.options import parse_options, suggestion
 
 from omni_connector_serve.vllm_omni import report
 
-_OWN = frozenset({"pipeline_options", "readers"})
+OWN_OPTIONS = frozenset({"pipeline_options", "readers"})
+"""Options of the adapter's own."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Ex
                 options[ours] = value
         elif option in own:
             options[option] = value
-        elif option not in upstream.engine | upstream.unread | pipeline | _OWN:
+        elif option not in upstream.engine | upstream.unread | pipeline | OWN_OPTIONS:
             _unknown(option, own, spec.name)
     parse_options(options_type, options, backend=spec.name)
     readers = given.get("readers")
@@ -96,7 +97,7 @@ def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Ex
 
 def _unknown(option: str, own: frozenset[str], backend: str) -> None:
     """An option that the table does not know belongs to a pipeline of the operator's, unless it looks like a slip."""
-    near = suggestion(option, own | _OWN)
+    near = suggestion(option, own | OWN_OPTIONS)
     hint = f"If a model of your pipeline reads it, list it: pipeline_options: [{option}]"
     if near:
         raise OptionError(f"unknown option {option!r}{near}", backend=backend, hint=hint)

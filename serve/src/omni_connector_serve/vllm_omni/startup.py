@@ -3,30 +3,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from omni_connector_core import ConfigError, config, plugin_manager
 
 from omni_connector_serve.vllm_omni.backends import drop_in_names, our_names
 from omni_connector_serve.vllm_omni.deployment import read_deployment
-from omni_connector_serve.vllm_omni.extra import upstream_options
+from omni_connector_serve.vllm_omni.extra import OWN_OPTIONS, upstream_options
 
 __all__ = ["check_deploy_file", "faults_of"]
 
 
-def faults_of(path: Path) -> list[ConfigError]:
+def faults_of(path: Path, *, built_in: Collection[str] = ()) -> list[ConfigError]:
     """Find everything that is wrong with a deploy file's connectors.
 
     vLLM-Omni serves much of it in silence, over its own SharedMemoryConnector: a misspelt reference, two sides of an edge that
     disagree, an edge without connector, an option that nobody reads.
+
+    Parameters
+    ----------
+    built_in
+        Names of connectors that vLLM-Omni brings itself, whose options are not checked.
     """
     if faults := config.faults(path):
         return faults
-    upstream = upstream_options()
+    deploy = config.load(path)
+    stand_ins, upstream = drop_in_names(), upstream_options()
+    ours = tuple(
+        edge for edge in deploy.edges if edge.connector.name in stand_ins or edge.connector.name not in built_in
+    )
     return config.check_backends(
-        config.load(path),
-        aliases=drop_in_names(),
-        foreign_options=upstream.engine | upstream.pipeline | upstream.unread | {"readers", "pipeline_options"},
+        dataclasses.replace(deploy, edges=ours),
+        aliases=stand_ins,
+        foreign_options=upstream.engine | upstream.pipeline | upstream.unread | OWN_OPTIONS,
     )
 
 
@@ -38,7 +49,11 @@ def check_deploy_file(path: Path) -> None:
     ConfigError
         Lists every fault, with file and line.
     """
-    if names_of_connectors(path) & frozenset(plugin_manager.names()) and (faults := faults_of(path)):
+    from vllm_omni.distributed.omni_connectors import OmniConnectorFactory
+
+    built_in = OmniConnectorFactory.list_registered_connectors()
+    backends = frozenset(plugin_manager.names())
+    if names_of_connectors(path) & backends and (faults := faults_of(path, built_in=set(built_in) - backends)):
         raise ConfigError("the deploy file is wrong:\n  " + "\n  ".join(map(str, faults)))
     read_deployment(path).check(our_names())
 
