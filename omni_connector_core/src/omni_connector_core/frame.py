@@ -86,6 +86,8 @@ class Frame:
 
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
         lengths = [nbytes for _, nbytes, _ in sources]
+        if len(meta) >= 1 << 32:
+            raise ValueError("the values beside the buffers are longer than 4 GiB")
         unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
         head_nbytes = (unpadded + 63) & -64
         self.nbytes = head_nbytes + sum([(length + 63) & -64 for length in lengths])

@@ -147,10 +147,10 @@ def _lift_array(reader: Reader, data: memoryview) -> np.ndarray[Any, Any]:
     if not nbytes:
         return np.empty(shape, dtype)
     if dtype.kind == "b":
-        check_bool(reader.buffer(index))
+        check_bool(reader.base[offset : offset + nbytes])
     if reader.private:
         # bytes are copied, because a copy of the array may leave out what lies between fields
-        return np.ndarray(shape, dtype, reader.buffer(index).copy())
+        return np.ndarray(shape, dtype, reader.base[offset : offset + nbytes].copy())
     return np.ndarray(shape, dtype, reader.base, offset)
 
 
