@@ -19,7 +19,7 @@ import pytest
 import torch
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.walk import Writer
-from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, REGISTERED, STRUCT, Ext, pack
+from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, NUMPY_DTYPE, REGISTERED, STRUCT, Ext, pack
 from omni_connector_core.errors import DecodeError, EncodeError
 from omni_connector_core.frame import Frame
 from PIL import Image
@@ -352,6 +352,21 @@ def test_a_short_message_cannot_ask_for_many_copies(payload: Any) -> None:
     memory = frame_bytes(Frame(pack([lowered] * 1000), writer.sources))[0]
     with pytest.raises(DecodeError, match="used twice"):
         codec.decode(memory, copy=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["04b1", "|04b1", "(2,)i4", "i4,f8", "<i4,<i4", "O", "|O8", "|O", "float", "<T16", "", "<f3", "U5", "\ud800"],
+)
+def test_text_that_is_no_dtype_of_ours(text: str) -> None:
+    lowered = {"names": ["a"], "formats": [text], "offsets": [0], "titles": [None], "itemsize": 8} | {
+        "aligned": False,
+        "record": False,
+    }
+    for description in (text, [text, [2]], lowered):
+        raw = msgspec.msgpack.encode(description) if text.isascii() else b"\xa3\xed\xa0\x80"
+        with pytest.raises(DecodeError):
+            decode_meta(Ext(NUMPY_DTYPE, raw))
 
 
 def test_a_key_that_cannot_be_one() -> None:
