@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,7 +119,15 @@ class LocalPeer(Peer):
 
 
 class ProcessPeer(Peer):
-    """A process, started afresh (nothing is inherited), that dies with this one."""
+    """A process, started afresh (nothing is inherited), that dies with this one.
+
+    Parameters
+    ----------
+    environment
+        Variables on top of this process's.
+    prefix
+        A command that runs it, e.g. in another network namespace; it must execute it in its own place.
+    """
 
     def __init__(self, patience_s: float, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         super().__init__(patience_s)
@@ -208,12 +217,19 @@ class Peers:
         How long to wait for any answer before the peer counts as hung, seconds.
     prefixes
         By peer: what to put before its command, to start it somewhere else (`two_hosts`).
+    apart
+        Names of peers that have a runtime folder of their own; the others share one.
     """
 
     def __init__(
-        self, *, processes: bool, patience_s: float, prefixes: Mapping[str, Sequence[str]] | None = None
+        self,
+        *,
+        processes: bool,
+        patience_s: float,
+        prefixes: Mapping[str, Sequence[str]] | None = None,
+        apart: Sequence[str] = ("elsewhere",),
     ) -> None:
-        self.processes, self.patience_s = processes, patience_s
+        self.processes, self.patience_s, self._apart = processes, patience_s, apart
         self._prefixes = prefixes or {}
         self.folder = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))  # short: unix sockets may lie in it
         self.token = f"contract-{os.getpid()}-{self.folder.name[3:]}"
@@ -232,7 +248,9 @@ class Peers:
             if self.processes:
                 if peer is not None:
                     peer.shutdown()
-                environment = {"TMPDIR": str(self.folder), "XDG_RUNTIME_DIR": str(self.folder)}
+                folder = self.folder / name if name in self._apart else self.folder
+                folder.mkdir(exist_ok=True)
+                environment = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)}
                 peer = ProcessPeer(self.patience_s, environment, self._prefixes.get(name, ()))
             else:
                 peer = LocalPeer(self.patience_s)
@@ -246,8 +264,6 @@ class Peers:
 
     def shutdown(self) -> None:
         """End them all."""
-        import shutil
-
         for peer in self._peers.values():
             peer.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
