@@ -17,8 +17,9 @@
               0 to a multiple of 64; here ends the head
          ...  buffer 0, padding, buffer 1, ...: raw bytes, each starts at a multiple of 64
 
-All numbers are little-endian, and so are the machines this is for: buffers cross as they lie in memory. Offsets are derived from lengths and never sent. The head always carries a CRC-32 of itself; the data a sum if the
-codec was asked for one. Buffer padding is not written: it is in no sum and nobody reads it.
+All numbers are little-endian, and so are the machines this is for: buffers cross as they lie in memory. Offsets are
+derived from lengths and never sent. The head always carries a CRC-32 of itself; the data a sum if the codec was asked
+for one. Buffer padding is not written: it is in no sum and nobody reads it.
 
 A producer has a `Frame` (bytes that still lie in the payload's own objects) and copies it once into memory of its
 transport, or hands its `Frame.segments` to an engine that gathers. A consumer has memory, and a `FrameLayout` that says
