@@ -6,10 +6,11 @@ caller leaves at its deadline; when the call ends at last, `late` sees its resul
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from omni_connector_core.deadline import Deadline
@@ -19,6 +20,8 @@ __all__ = ["Calls"]
 
 ResultT = TypeVar("ResultT")
 
+IDLE_S = 1.0
+"""How long a helper thread waits for another call before it ends, seconds."""
 SHORTEST_S = 0.25
 """What a call is given also when less is left until the deadline: a get with a timeout of zero asks once."""
 
@@ -88,6 +91,11 @@ class Calls:
         return job.result
 
     def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:
-        while True:
+        with contextlib.suppress(Empty):
+            while True:
+                queue.get(timeout=IDLE_S).run()
+                self._idle.append(queue)
+        try:
+            self._idle.remove(queue)
+        except ValueError:  # somebody just took it, and is about to put a job into it
             queue.get().run()
-            self._idle.append(queue)
