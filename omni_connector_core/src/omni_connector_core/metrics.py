@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_connector_core.capabilities import Usage
@@ -17,7 +17,7 @@ from omni_connector_core.errors import PluginError
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
-__all__ = ["BUCKETS_S", "Histogram", "Metrics", "export_prometheus"]
+__all__ = ["BUCKETS_S", "Histogram", "Metrics", "export_prometheus", "prometheus_families"]
 
 BUCKETS_S = (10e-6, 30e-6, 100e-6, 300e-6, 1e-3, 3e-3, 10e-3, 30e-3, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Upper bounds of the time histograms, seconds."""
@@ -116,55 +116,65 @@ class Metrics:
             }
 
 
+def prometheus_families(every: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Turn what `Metrics.as_dict` returned, here or in other processes, into prometheus-client's metric families.
+
+    Parameters
+    ----------
+    every
+        One mapping a connector. Whatever in them is a str is a label, so callers may add their own.
+    """
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    names = sorted({name for stats in every for name, value in stats.items() if isinstance(value, str)})
+
+    def labels(stats: Mapping[str, Any], *more: str) -> list[str]:
+        return [str(stats.get(name, "")) for name in names] + list(more)
+
+    counters = {"puts": "puts", "gets": "gets", "put_bytes": "bytes put", "get_bytes": "bytes got"}
+    counters["expired"] = "payloads that expired unread"
+    for field, text in counters.items():
+        family = CounterMetricFamily(f"omni_connector_{field}", f"Number of {text}", labels=names)
+        for stats in every:
+            family.add_metric(labels(stats), stats[field])
+        yield family
+    failures = CounterMetricFamily(
+        "omni_connector_failures", "Failed operations by error", labels=[*names, "operation", "error"]
+    )
+    for stats in every:
+        for failure, count in stats["failures"].items():
+            failures.add_metric(labels(stats, *failure.split(":")), count)
+    yield failures
+    gauges = {
+        "pending": "Payloads not yet read",
+        "oldest_age_s": "Age of the oldest unread payload, seconds",
+        "bytes_held": "Bytes of transport memory in use",
+    }
+    for field, text in gauges.items():
+        gauge = GaugeMetricFamily(f"omni_connector_{field}", text, labels=names)
+        for stats in every:
+            gauge.add_metric(labels(stats), stats[field])
+        yield gauge
+    for field in ("put_time", "wait_time", "get_time"):
+        times = HistogramMetricFamily(f"omni_connector_{field}_s", "Seconds per operation", labels=names)
+        for stats in every:
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], stats[field]["counts"], strict=True):
+                total += count
+                buckets.append((bound, total))
+            times.add_metric(labels(stats), buckets, stats[field]["sum_s"])
+        yield times
+
+
 class _Collector:
     """Reads every living connector's counters when Prometheus asks."""
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
-
-        every = [metrics.as_dict() for metrics in list(_alive)]
-        names = sorted({label for metrics in list(_alive) for label in metrics.labels})
-
-        def labels(stats: dict[str, Any], *more: str) -> list[str]:
-            return [str(stats.get(name, "")) for name in names] + list(more)
-
-        counters = {"puts": "puts", "gets": "gets", "put_bytes": "bytes put", "get_bytes": "bytes got"}
-        counters["expired"] = "payloads that expired unread"
-        for field, text in counters.items():
-            family = CounterMetricFamily(f"omni_connector_{field}", f"Number of {text}", labels=names)
-            for stats in every:
-                family.add_metric(labels(stats), stats[field])
-            yield family
-        failures = CounterMetricFamily(
-            "omni_connector_failures", "Failed operations by error", labels=[*names, "operation", "error"]
-        )
-        for stats in every:
-            for failure, count in stats["failures"].items():
-                failures.add_metric(labels(stats, *failure.split(":")), count)
-        yield failures
-        gauges = {
-            "pending": "Payloads not yet read",
-            "oldest_age_s": "Age of the oldest unread payload, seconds",
-            "bytes_held": "Bytes of transport memory in use",
-        }
-        for field, text in gauges.items():
-            gauge = GaugeMetricFamily(f"omni_connector_{field}", text, labels=names)
-            for stats in every:
-                gauge.add_metric(labels(stats), stats[field])
-            yield gauge
-        for field in ("put_time", "wait_time", "get_time"):
-            times = HistogramMetricFamily(f"omni_connector_{field}_s", "Seconds per operation", labels=names)
-            for stats in every:
-                total, buckets = 0, []
-                for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], stats[field]["counts"], strict=True):
-                    total += count
-                    buckets.append((bound, total))
-                times.add_metric(labels(stats), buckets, stats[field]["sum_s"])
-            yield times
+        return prometheus_families([metrics.as_dict() for metrics in list(_alive)])
 
 
 _collector = _Collector()
