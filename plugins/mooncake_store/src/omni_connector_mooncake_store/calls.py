@@ -6,24 +6,17 @@ caller leaves at its deadline; when the call ends at last, `late` sees its resul
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError
 
 __all__ = ["Calls"]
 
 ResultT = TypeVar("ResultT")
-
-IDLE_S = 1.0
-"""How long a helper thread waits for another call before it ends, seconds."""
-SHORTEST_S = 0.25
-"""What a call is given also when less is left until the deadline: a get with a timeout of zero asks once."""
 
 
 class _Job(Generic[ResultT]):
@@ -49,10 +42,14 @@ class _Job(Generic[ResultT]):
 
 
 class Calls:
-    """Runs calls. Thread-safe. A call must not raise: an SDK returns codes."""
+    """Runs calls, and knows how many are under way. Thread-safe. A call must not raise: an SDK returns codes."""
 
     def __init__(self) -> None:
-        self._idle: deque[SimpleQueue[_Job[Any]]] = deque()
+        self._idle: list[SimpleQueue[_Job[object] | None]] = []
+        self._running = 0
+        self._closing = False
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
 
     def run(
         self,
@@ -61,7 +58,6 @@ class Calls:
         longest_s: float,
         deadline: Deadline,
         late: Callable[[ResultT], None] = lambda _: None,
-        overdue: type[OmniConnectorError] = BackendUnavailableError,
     ) -> ResultT:
         """Run `call` and return its result by the deadline.
 
@@ -71,31 +67,57 @@ class Calls:
             The longest that the call takes, by the SDK's own limits.
         late
             Called with the result in the helper thread, when the caller had left.
-        overdue
-            Raised when the call was still running at the deadline.
+
+        Raises
+        ------
+        BackendUnavailableError
+            It was still running at the deadline.
         """
+        with self._lock:
+            if self._closing:
+                raise ClosedError("the connector is closed")
+            self._running += 1
         if deadline.remaining_s() >= longest_s:
-            return call()
+            try:
+                return call()
+            finally:
+                self._end()
         job = _Job(call, late)
-        try:
-            worker = self._idle.pop()
-        except IndexError:
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
             worker = SimpleQueue()
             threading.Thread(target=self._work, args=[worker], name="omni-connector-call", daemon=True).start()
-        worker.put(job)
-        if not job.bell.acquire(timeout=max(deadline.remaining_s(), SHORTEST_S)):
+        worker.put(job)  # type: ignore[arg-type]
+        if not job.bell.acquire(timeout=deadline.remaining_s()):
             with job.lock:
                 job.abandoned = not job.ended
             if job.abandoned:
-                raise overdue("Mooncake has not answered by the deadline")
+                raise BackendUnavailableError(f"no answer within {deadline.timeout_s:g} s")
         return job.result
 
-    def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:
-        with contextlib.suppress(Empty):
-            while True:
-                queue.get(timeout=IDLE_S).run()
-                self._idle.append(queue)
-        try:
-            self._idle.remove(queue)
-        except ValueError:  # somebody just took it, and is about to put a job into it
-            queue.get().run()
+    def _work(self, queue: SimpleQueue[_Job[object] | None]) -> None:
+        while (job := queue.get()) is not None:
+            job.run()
+            del job
+            self._end(queue)
+
+    def _end(self, worker: SimpleQueue[_Job[object] | None] | None = None) -> None:
+        with self._lock:
+            self._running -= 1
+            if worker is not None:
+                if self._closing:
+                    worker.put(None)
+                else:
+                    self._idle.append(worker)
+            if not self._running:
+                self._quiet.notify_all()
+
+    def close(self, deadline: Deadline) -> bool:
+        """End the helper threads; whether all calls had ended by the deadline."""
+        with self._lock:
+            self._closing = True
+            for worker in self._idle:
+                worker.put(None)
+            self._idle.clear()
+            return self._quiet.wait_for(lambda: not self._running, deadline.remaining_s())

@@ -13,29 +13,33 @@ Copies per transfer: client over TCP 1 + the network's; ``shared`` 3 (pool, segm
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from omni_connector_core.arena import Region
+from omni_connector_core.arena import Arena, Pool, Region
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, PayloadTooLargeError, TransferTimeoutError
+from omni_connector_core.errors import ClosedError, PayloadTooLargeError
 from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import copy, region
 from omni_connector_core.store import SMALL_NBYTES, NewObject, ObjectStore
 from omni_connector_core.transport import Memory
 
 from omni_connector_mooncake_store import sdk
-from omni_connector_mooncake_store.client import Client
+from omni_connector_mooncake_store.calls import Calls
 from omni_connector_mooncake_store.sdk import CALL_S, TRANSFER_S
 
 __all__ = ["MooncakeObjects"]
 
+log = logging.getLogger(__name__)
+
 ResultT = TypeVar("ResultT")
 
+UNREACHABLE = 2
+"""`health_check`: the master does not answer its pings. Costs 1 us; any other call would take seconds to find out."""
 LATE_S = 1.0
 """A transfer that failed sooner was refused or reset: nothing of it is under way any more."""
 PAUSE_S = 200e-6
@@ -44,31 +48,55 @@ _ZEROS = ctypes.create_string_buffer(64)
 
 
 class MooncakeObjects(ObjectStore):
-    """What one connector does with its process's client.
+    """One client of a Mooncake Store.
 
     Parameters
     ----------
+    client
+        A client that is set up.
+    pool
+        Memory for the arena; registered here.
+    own_segment
+        Name of the segment that this process brought along; None when it has none.
     capacity_bytes
-        The largest payload, and the room to reserve for payloads of this connector.
-    produces
-        Whether it puts payloads.
+        Size of that segment, or the largest payload.
+    staged
+        Whether what is put must lie in registered memory.
+    pings
+        Whether the client pings the master, so that `health_check` knows when it is gone.
+    detail
+        What `probe` says of the client.
     """
 
     longest_name = 1024
 
-    def __init__(self, client: Client, *, capacity_bytes: int, produces: bool, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        client: sdk.MooncakeDistributedStore,
+        pool: Pool,
+        *,
+        own_segment: str | None,
+        capacity_bytes: int,
+        staged: bool,
+        pings: bool,
+        detail: str,
+    ) -> None:
         self._client = client
-        self._sdk = client.sdk
+        self._arena = Arena(pool)
+        self._staged = staged
+        self._pings = pings
+        self._write_s = 2 * CALL_S if own_segment is not None else TRANSFER_S
         self._capacity_bytes = capacity_bytes
-        self._reserved = capacity_bytes if produces else 0
-        client.reserve(self._reserved, deadline)
+        self._detail = detail
+        self._calls = Calls()
         self._closed = False
+        self._late: list[Region] = []  # quarantine: never handed out again, bytes may arrive until the client is closed
         self._config = sdk.ReplicateConfig()
         self._config.replica_num = 1
         self._config.with_hard_pin = True
-        if client.name is not None:
-            self._config.preferred_segment = client.name
-        self._write_s = 2 * CALL_S if produces else TRANSFER_S
+        if own_segment is not None:
+            self._config.preferred_segment = own_segment
+        self._check("register_buffer", client.register_buffer(self._arena.address, self._arena.nbytes))
 
     # ---- objects
 
@@ -79,7 +107,7 @@ class MooncakeObjects(ObjectStore):
             raise PayloadTooLargeError(
                 f"{largest:,} bytes do not fit into {self._capacity_bytes:,}", hint="Raise the option capacity_bytes"
             )
-        self._check()
+        self._ready()
         names = [item.name for item in objects]
         keep: list[object] = [objects]
         addresses, sizes = [], []
@@ -87,7 +115,7 @@ class MooncakeObjects(ObjectStore):
             pieces = self._pieces(item, keep, deadline)
             addresses.append([address for address, _ in pieces])
             sizes.append([nbytes for _, nbytes in pieces])
-        client, config = self._sdk, self._config
+        client, config = self._client, self._config
 
         def put() -> list[int]:
             codes: list[int] = client.batch_put_from_multi_buffers(names, addresses, sizes, config)
@@ -97,7 +125,7 @@ class MooncakeObjects(ObjectStore):
         def late(codes: list[int]) -> None:
             client.batch_remove(names, True)
 
-        codes = self._client.calls.run(put, longest_s=self._write_s, deadline=deadline, late=late)
+        codes = self._calls.run(put, longest_s=self._write_s, deadline=deadline, late=late)
         if any(codes):
             created = [name for name, code in zip(names, codes, strict=True) if code == 0]
             if created:
@@ -107,7 +135,7 @@ class MooncakeObjects(ObjectStore):
     def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> list[tuple[int, int]]:
         """Return the memory, piece by piece, that makes up an object; what must live on goes into `keep`."""
         content = item.content
-        if self._client.staged:
+        if self._staged:
             place = self._allocate(item.nbytes, deadline)
             lease = place.lease()
             keep.append(lease)
@@ -133,18 +161,15 @@ class MooncakeObjects(ObjectStore):
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
-        client, config = self._sdk, self._config
+        client, config = self._client, self._config
         code = self._write_small(lambda address: client.upsert_from(name, address, len(data), config), data, deadline)
-        _raise("upsert", code)
+        self._check("upsert", code)
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """Put, and read back who won."""
-        client, config = self._sdk, self._config
+        client, config = self._client, self._config
         code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        if code == sdk.NO_SPACE:  # a consumer in a store without a producer: it brings the room
-            self._client.mount_small(deadline)
-            code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        _raise("put", code)
+        self._check("put", code)
         while True:
             (found,) = self.load([name], deadline=deadline)
             if found is not None:
@@ -156,11 +181,11 @@ class MooncakeObjects(ObjectStore):
     def _write_small(self, write: Callable[[int], int], data: bytes, deadline: Deadline) -> int:
         place = self._allocate(len(data), deadline)
         copy(place.address, data, len(data))
-        return self._client.call_with(place, lambda: write(place.address), self._write_s, deadline)
+        return self._with(place, lambda: write(place.address), self._write_s, deadline)
 
     def take(self, names: Sequence[str], *, deadline: Deadline) -> str | None:
         """Remove by force: leases protect nobody here."""
-        client = self._sdk
+        client = self._client
         for name in names:
             code = self._run(lambda name=name: client.remove(name, True), CALL_S, deadline)  # type: ignore[misc]
             if code == 0:
@@ -173,14 +198,14 @@ class MooncakeObjects(ObjectStore):
         """Read into slots of the arena, in one batch."""
         place = self._allocate(len(names) * SMALL_NBYTES, deadline)
         addresses = [place.address + n * SMALL_NBYTES for n in range(len(names))]
-        client, names = self._sdk, list(names)
+        client, names = self._client, list(names)
 
         def get() -> list[bytes | int]:
             codes = client.batch_get_into(names, addresses, [SMALL_NBYTES] * len(names))
             places = zip(addresses, codes, strict=True)
             return [ctypes.string_at(address, code) if code > 0 else code for address, code in places]
 
-        found = self._client.call_with(place, get, TRANSFER_S, deadline)
+        found = self._with(place, get, TRANSFER_S, deadline)
         if all(data in (sdk.RPC_FAILED, sdk.RPC_TIMEOUT) for data in found):
             raise sdk.error("get", min(code for code in found if isinstance(code, int)))
         return [data if isinstance(data, bytes) else None for data in found]
@@ -188,23 +213,22 @@ class MooncakeObjects(ObjectStore):
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """Read into the arena, which the result leases."""
         place = self._allocate(nbytes, deadline)
-        client = self._sdk
+        client = self._client
         began_s = time.monotonic()
 
         def give_back(code: int) -> None:
             """Give the region back, unless the transfer may still be writing to it."""
             proven = code >= 0 or code in (sdk.MISSING, sdk.NOT_READY) or time.monotonic() - began_s < LATE_S
             if proven:
-                self._client.release(place)
+                self._arena.release(place)
             else:
-                self._client.quarantine(place)
+                self._late.append(place)
 
-        code = self._client.calls.run(
+        code = self._calls.run(
             lambda: client.get_into(name, place.address, nbytes),
             longest_s=TRANSFER_S,
             deadline=deadline,
             late=give_back,
-            overdue=TransferTimeoutError,
         )
         if code == nbytes:
             return place.lease()
@@ -215,7 +239,7 @@ class MooncakeObjects(ObjectStore):
 
     def exist(self, names: Sequence[str], *, deadline: Deadline) -> list[bool]:
         """Ask in one batch."""
-        client, names = self._sdk, list(names)
+        client, names = self._client, list(names)
         codes = self._run(lambda: client.batch_is_exist(names), CALL_S, deadline)
         if any(code < 0 for code in codes):
             raise sdk.error("is_exist", min(codes))
@@ -223,7 +247,7 @@ class MooncakeObjects(ObjectStore):
 
     def remove(self, names: Sequence[str], *, deadline: Deadline) -> None:
         """Remove in one batch, by force."""
-        client, names = self._sdk, list(names)
+        client, names = self._client, list(names)
         codes = self._run(lambda: client.batch_remove(names, True), CALL_S, deadline)
         for code in codes:
             if code not in (0, sdk.MISSING):
@@ -231,7 +255,7 @@ class MooncakeObjects(ObjectStore):
 
     def purge(self, prefix: str, *, deadline: Deadline) -> None:
         """Remove by regular expression."""
-        client, pattern = self._sdk, f"^{re.escape(prefix)}"
+        client, pattern = self._client, f"^{re.escape(prefix)}"
         self._run(lambda: client.remove_by_regex(pattern, True), CALL_S, deadline)
 
     # ---- state
@@ -239,8 +263,8 @@ class MooncakeObjects(ObjectStore):
     def probe(self, *, deadline: Deadline) -> str:
         """Ask the master."""
         self.exist(["omni-connector-probe"], deadline=deadline)
-        quarantined = self._client.quarantined_bytes
-        return self._client.detail + (f"; {quarantined:,} bytes in quarantine" if quarantined else "")
+        quarantined = sum(place.nbytes for place in self._late)
+        return self._detail + (f"; {quarantined:,} bytes in quarantine" if quarantined else "")
 
     @property
     def capacity_bytes(self) -> int:
@@ -249,31 +273,50 @@ class MooncakeObjects(ObjectStore):
 
     @property
     def held_bytes(self) -> int:
-        """What of the process's arena is in use, quarantine included."""
-        return self._client.used_bytes
+        """What of the arena is in use, quarantine included."""
+        return self._arena.used_bytes
 
     def close(self) -> None:
-        """Give the own segment back."""
+        """Close the client once its calls have ended."""
         self._closed = True
-        with contextlib.suppress(BackendUnavailableError):
-            self._client.unreserve(self._reserved, Deadline(CLOSE_S))
+        if not self._calls.close(Deadline(CLOSE_S)):
+            # closing under a running call is a segmentation fault; the process' end closes it too
+            log.warning("a call into Mooncake is stuck; its client stays open")
+            _stuck.append(self)
+            return
+        self._client.close()
 
     # ---- calls
 
     def _run(self, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
-        self._check()
-        return self._client.calls.run(call, longest_s=longest_s, deadline=deadline)
+        self._ready()
+        return self._calls.run(call, longest_s=longest_s, deadline=deadline)
 
-    def _check(self) -> None:
+    def _ready(self) -> None:
+        """Refuse at once what would take seconds, or would be a segmentation fault."""
         if self._closed:
             raise ClosedError("the connector is closed")
-        self._client.check()
+        if self._pings and self._client.health_check() == UNREACHABLE:
+            raise sdk.error("health_check", sdk.RPC_FAILED)
 
     def _allocate(self, nbytes: int, deadline: Deadline) -> Region:
-        self._check()
-        return self._client.allocate(nbytes, deadline)
+        self._ready()
+        return self._arena.allocate(nbytes, deadline)
+
+    def _with(self, place: Region, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
+        """Run a call that uses a region of the arena, and give the region back when it has ended."""
+
+        def release(_: object) -> None:
+            self._arena.release(place)
+
+        result = self._calls.run(call, longest_s=longest_s, deadline=deadline, late=release)
+        release(None)
+        return result
+
+    @staticmethod
+    def _check(operation: str, code: int) -> None:
+        if code:
+            raise sdk.error(operation, code)
 
 
-def _raise(operation: str, code: int) -> None:
-    if code:
-        raise sdk.error(operation, code)
+_stuck: list[MooncakeObjects] = []

@@ -79,7 +79,7 @@ def run(
         "first_chunk_s": answer.first_chunk_s,
         "total_s": answer.total_s,
         "usage": answer.outputs["usage"],
-        "edges": _edges(pipeline, answers),
+        "edges": _edges(pipeline, answer),
         "files": {kind: str(path) for kind, path in files.items()},
     }
     if as_json:
@@ -134,13 +134,11 @@ def _matches(answer: Answer, expected: single.Generated) -> bool:
     return (outputs["tokens"], outputs["audio"]["data"], outputs["image"]["data"]) == (tokens, samples, picture)
 
 
-def _edges(pipeline: Pipeline, answers: list[Answer]) -> list[dict[str, Any]]:
-    """Add up both ends of each edge over all requests."""
-    total_s = sum(answer.total_s for answer in answers)
+def _edges(pipeline: Pipeline, answer: Answer) -> list[dict[str, Any]]:
+    """Bring both ends of each edge together."""
     ends: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for answer in answers:
-        for use in answer.summary["edges"]:
-            ends[f"{use['producer']}->{use['consumer']}"].append(use)
+    for use in answer.summary["edges"]:
+        ends[f"{use['producer']}->{use['consumer']}"].append(use)
     rows = []
     for edge in pipeline.edges:
         uses = ends[edge.name]
@@ -156,14 +154,14 @@ def _edges(pipeline: Pipeline, answers: list[Answer]) -> list[dict[str, Any]]:
                 "put_s": put_s,
                 "wait_s": wait_s,
                 "get_s": get_s,
-                "share": (put_s + get_s + (0.0 if streamed else wait_s)) / total_s,
+                "share": (put_s + get_s + (0.0 if streamed else wait_s)) / answer.total_s,
             }
         )
     return rows
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
-    table = Table(title=f"{report['requests']} request(s) over {report['connector']}")
+    table = Table(title=f"The last of {report['requests']} requests, over {report['connector']}")
     for column in ("edge", "payloads", "bytes", "put ms", "wait ms", "get ms", "share"):
         table.add_column(column, justify="left" if column == "edge" else "right", no_wrap=True)
     for row in report["edges"]:

@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
 
 from omni_connector_serve.reference.decoder import Decoder
 from omni_connector_serve.reference.encoder import Encoder, read_image
 from omni_connector_serve.reference.paged import OutOfBlocksError, PagedKV
+from omni_connector_serve.reference.ranks import join
 from omni_connector_serve.reference.synthesiser import Synthesiser, png
 from omni_connector_serve.reference.weights import ModelConfig
 from omni_connector_serve.runtime.stage import REQUEST, RequestError, StageContext, Task
@@ -83,47 +85,63 @@ class Encode:
 
 
 class Prefill:
-    """P: image and text through the transformer, once; the KV cache is the result."""
+    """P: image and text through the transformer, once; what it sends is the KV cache, each layer when it is computed.
+
+    With several ranks each one holds, and sends, its own heads.
+    """
 
     def setup(self, context: StageContext) -> None:
-        """Build the decoder and its pool of KV blocks."""
-        self._decoder = Decoder(_configure(context))
+        """Build this rank's part of the decoder and its pool of KV blocks."""
+        config = _configure(context)
+        self._decoder = Decoder(config, join(context))
         self._pool = self._decoder.pool(context.options.get("num_blocks", 256))
+        [consumer] = context.producers
+        spec = kv_spec(config, tp_size=context.size, tp_rank=context.rank)
+        theirs = kv_spec(config, tp_size=context.ranks[consumer])
+        self._sender = KVSender(context.producers[consumer], spec, theirs, self._pool.layers)
 
-    def process(self, task: Task) -> Any:
-        """Return the cache's blocks, layer by layer, and the last position's hidden state."""
+    def process(self, task: Task) -> Iterator[Any]:
+        """Yield the number of positions, so that the cache's consumer can begin, and at the end the last hidden state."""
         sampling = Sampling.of(task)
         decoder = self._decoder
         prompt = decoder.prompt(task.input(_producer(task))["embeddings"], task.input(REQUEST)["text"])
+        positions = len(prompt)
         room = decoder.config.max_positions - sampling.max_tokens
-        if not 0 < len(prompt) <= room:
-            raise RequestError(f"text and image make {len(prompt)} positions; from 1 to {room} are possible")
-        with _blocks(self._pool, len(prompt)) as blocks:
-            hidden = decoder.forward(prompt, self._pool, blocks, 0)
-            layers = [layer[:, blocks] for layer in self._pool.layers]
-        return {"positions": len(prompt), "hidden": hidden, "layers": layers}
+        if not 0 < positions <= room:
+            raise RequestError(f"text and image make {positions} positions; from 1 to {room} are possible")
+        with _blocks(self._pool, positions) as blocks, self._sender.open(task.request_id, blocks, positions) as send:
+            yield {"positions": positions}
+            hidden = decoder.forward(prompt, self._pool, blocks, 0, layer_done=send.send_layer)
+        yield {"hidden": hidden}
 
 
 class Decode:
-    """D: token by token from the cache that P made."""
+    """D: token by token from the cache that P made, received straight into blocks of its own."""
 
     def setup(self, context: StageContext) -> None:
         """Build the decoder and its pool of KV blocks."""
-        self._decoder = Decoder(_configure(context))
+        config = _configure(context)
+        self._decoder = Decoder(config)
         self._pool = self._decoder.pool(context.options.get("num_blocks", 256))
         self._chunk_tokens = context.options.get("chunk_tokens", 8)
+        [producer] = context.consumers
+        theirs = kv_spec(config, tp_size=context.ranks[producer])
+        self._receiver = KVReceiver(context.consumers[producer], kv_spec(config), theirs, self._pool.layers)
 
     def process(self, task: Task) -> Iterator[Any]:
         """Yield tokens and their hidden states (tokens, width), a chunk at a time."""
         sampling = Sampling.of(task)
         decoder, pool = self._decoder, self._pool
-        prefilled = task.input(_producer(task))
-        positions, hidden = prefilled["positions"], prefilled["hidden"]
+        [(producer, replica)] = task.producers.items()
+        prefilled = task.stream(producer)
+        positions = next(prefilled)["positions"]
         generator = torch.Generator().manual_seed(sampling.seed)
         computed_before = decoder.computed
         with _blocks(pool, positions + sampling.max_tokens) as blocks:
-            for layer, received in zip(pool.layers, prefilled.pop("layers"), strict=True):
-                layer[:, blocks[: received.shape[1]]] = received
+            filled = blocks[: -(-positions // pool.block_size)]
+            with self._receiver.open(task.request_id, filled, positions, replica=replica) as receive:
+                receive.all()
+            [hidden] = [part["hidden"] for part in prefilled]
             tokens: list[int] = []
             states: list[torch.Tensor] = []
             for count in range(sampling.max_tokens):
@@ -139,10 +157,9 @@ class Decode:
             raise RuntimeError(
                 f"decode computed {computed} positions for {sampling.max_tokens} tokens: the prompt again?"
             )
-        tail = torch.stack(states) if states else torch.zeros(0, decoder.config.width)
         yield {
             "tokens": tokens[len(tokens) - len(states) :],
-            "hidden": tail,
+            "hidden": torch.stack(states) if states else torch.zeros(0, decoder.config.width),
             "usage": {"prompt_positions": positions, "decode_positions": computed},
         }
 
@@ -170,6 +187,19 @@ class Generate:
                 yield {"audio": {"media_type": "audio/pcm", "rate_hz": rate_hz, "data": samples.numpy().tobytes()}}
         picture = png(self._synthesiser.picture(torch.cat(states)))
         yield {"image": {"media_type": "image/png", "data": picture}, "tokens": tokens, "usage": usage}
+
+
+def kv_spec(config: ModelConfig, *, tp_size: int = 1, tp_rank: int | None = None) -> KVSpec:
+    """Describe the decoder's cache, of one rank or of a side."""
+    return KVSpec(
+        num_layers=config.decoder_layers,
+        num_kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        block_size=config.block_size,
+        dtype="float32",
+        tp_size=tp_size,
+        tp_rank=tp_rank,
+    )
 
 
 def _configure(context: StageContext) -> ModelConfig:

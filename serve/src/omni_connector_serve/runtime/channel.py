@@ -1,18 +1,17 @@
-"""A request's payloads on one edge, whole or as a stream of chunks, with errors of their own.
-
-What goes wrong on an edge is thus told from what goes wrong in a stage, although it is raised inside the stage's code.
-"""
+"""A request's payloads on one edge, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from omni_connector_core.streams import StreamWriter
 
 from omni_connector_core import (
     Edge,
-    Key,
     OmniConnector,
     OmniConnectorError,
     Producer,
@@ -22,24 +21,10 @@ from omni_connector_core import (
 )
 from omni_connector_serve.runtime.messages import Announced, EdgeSpec, WorkerSpec
 
-__all__ = ["InputError", "OutputError", "Sink", "Source", "open_end"]
+__all__ = ["Sink", "Source", "open_end"]
 
 _log = logging.getLogger(__name__)
-
-
-class InputError(Exception):
-    """A payload did not come."""
-
-    def __init__(self, producer: str, cause: OmniConnectorError) -> None:
-        super().__init__(f"input from {producer!r}: {cause.code}: {cause}")
-        self.producer = producer
-
-
-class OutputError(Exception):
-    """A payload could not be put."""
-
-    def __init__(self, consumer: str, cause: OmniConnectorError) -> None:
-        super().__init__(f"output to {consumer!r}: {cause.code}: {cause}")
+_T = TypeVar("_T")
 
 
 def open_end(edge: EdgeSpec, worker: WorkerSpec) -> OmniConnector:
@@ -64,43 +49,55 @@ class Sink:
         self._request_id = request_id
         self._readers = edge.readers
         self._deadline = deadline
-        self._chunks = 0
+        self._writer: StreamWriter | None = None
         self._abandoned = False
 
     def put(self, value: Any) -> dict[str, Any] | None:
         """Put the request's only payload; returns its metadata, or None when nobody wants it any more."""
-        return self._put(self._request_id, value)
+        put = partial(self._connector.put, self._request_id, value, readers=self._readers)
+        return self._unless_abandoned(put)
 
     def write(self, value: Any) -> None:
-        """Put the next chunk."""
-        self._put(Key(self._request_id, chunk=self._chunks), (value,))
-        self._chunks += 1
+        """Write the next chunk of a stream."""
+        self._unless_abandoned(partial(self._stream().write, value))
 
     def end(self) -> None:
         """Say that no more chunks come."""
-        self._put(Key(self._request_id, chunk=self._chunks), ())
+        self._unless_abandoned(self._stream().end)
 
     def fail(self, reason: str) -> None:
         """Say that what is missing will never come."""
         try:
-            self._connector.fail(Key(self._request_id, chunk=self._chunks), reason)
+            if self._writer is None:
+                self._connector.fail(self._request_id, reason)
+            else:
+                self._writer.fail(reason)
         except OmniConnectorError as error:
             _log.warning("consumers of request %s are not told that it failed: %s", self._request_id, error)
 
-    def _put(self, key: Key | str, payload: Any) -> dict[str, Any] | None:
+    def _stream(self) -> StreamWriter:
+        if self._writer is None:
+            self._writer = self._connector.writer(self._request_id, readers=self._readers)
+        return self._writer
+
+    def _unless_abandoned(self, send: Callable[..., _T]) -> _T | None:
         if self._abandoned:
             return None
         try:
-            return self._connector.put(key, payload, timeout=_left(self._deadline), readers=self._readers)
+            return send(timeout=_left(self._deadline))
         except RequestAbandonedError:
-            self._abandoned = True  # the consumer has what it needs
+            self._abandoned = True  # the consumer has what it needs, or the request was given up
             return None
-        except OmniConnectorError as error:
-            raise OutputError(self.consumer, error) from error
 
 
 class Source:
-    """The consuming end, for one request."""
+    """The consuming end, for one request.
+
+    Attributes
+    ----------
+    gets : int
+        Payloads taken so far.
+    """
 
     def __init__(
         self, connector: OmniConnector, request_id: str, announced: Announced, producer: str, deadline: float
@@ -110,17 +107,18 @@ class Source:
         self._announced = announced
         self._producer = producer
         self._deadline = deadline
-        self._exhausted = False
+        self._over = False
         self.gets = 0
 
     def whole(self) -> Any:
         """Get the request's only payload."""
-        if self._announced.stream:
-            raise TypeError(
-                f"stage {self._producer!r} streams to this one: read it with task.stream({self._producer!r})"
-            )
-        payload = self._get(self._request_id, self._announced.metadata)
-        self._exhausted = True
+        announced = self._announced
+        if announced.stream:
+            raise TypeError(f"{self._producer!r} streams to this stage: use task.stream({self._producer!r})")
+        producer, timeout = Producer(announced.replica), _left(self._deadline)
+        payload = self._connector.get(self._request_id, announced.metadata, timeout=timeout, producer=producer)
+        self.gets += 1
+        self._over = True
         return payload
 
     def stream(self) -> Iterator[Any]:
@@ -128,28 +126,20 @@ class Source:
         if not self._announced.stream:
             yield self.whole()
             return
-        chunk = 0
-        while value := self._get(Key(self._request_id, chunk=chunk), None):
-            yield value[0]
-            chunk += 1
-        self._exhausted = True
+        timeout, producer = _left(self._deadline), Producer(self._announced.replica)
+        reader = self._connector.reader(self._request_id, timeout=timeout, producer=producer)
+        for chunk in reader:
+            self.gets += 1
+            yield chunk
+        self._over = True
 
     def discard_unread(self) -> None:
-        """Free what was not read, if anything."""
-        if not self._exhausted:
+        """Free what was not read, if anything; whoever still writes is told that nobody reads."""
+        if not self._over:
             try:
                 self._connector.cleanup(self._request_id)
             except OmniConnectorError as error:
                 _log.warning("unread payloads of request %s stay until they expire: %s", self._request_id, error)
-
-    def _get(self, key: Key | str, metadata: dict[str, Any] | None) -> Any:
-        producer = Producer(self._announced.replica)
-        try:
-            payload = self._connector.get(key, metadata, timeout=_left(self._deadline), producer=producer)
-        except OmniConnectorError as error:
-            raise InputError(self._producer, error) from error
-        self.gets += 1
-        return payload
 
 
 def _left(deadline: float) -> float:

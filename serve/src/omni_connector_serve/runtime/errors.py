@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BusyError",
-    "InputLostError",
     "RequestError",
     "RequestTimeoutError",
     "ServeError",
     "StageError",
     "StageFailedError",
     "StageTimeoutError",
+    "TransferFailedError",
     "UnavailableError",
 ]
 
@@ -82,11 +82,20 @@ class StageTimeoutError(StageError):
     status = 504
 
 
-class InputLostError(StageError):
-    """What `producer` had made was gone when `stage` came to take it."""
+class TransferFailedError(StageError):
+    """A payload did not get from or to the stage.
+
+    Attributes
+    ----------
+    neighbour
+        The stage at the other end.
+    lost
+        Whether it is gone since the process that held it died.
+    """
 
     status = 502
 
-    def __init__(self, stage: str, cause: str, producer: str) -> None:
+    def __init__(self, stage: str, cause: str, *, neighbour: str, lost: bool) -> None:
         super().__init__(stage, cause)
-        self.producer = producer
+        self.neighbour = neighbour
+        self.lost = lost

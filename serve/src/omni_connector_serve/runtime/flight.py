@@ -55,15 +55,16 @@ class Flight:
         assert self.task is not None
         while True:
             chunk = asyncio.ensure_future(self.chunks.get())
-            await asyncio.wait((chunk, self.task), return_when=asyncio.FIRST_COMPLETED)
-            if chunk.done():
-                yield chunk.result()
-                continue
-            chunk.cancel()
-            while not self.chunks.empty():
-                yield self.chunks.get_nowait()
-            await self.task
-            return
+            try:
+                await asyncio.wait((chunk, self.task), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                arrived = chunk.done() or not chunk.cancel()
+            if not arrived:
+                break
+            yield chunk.result()
+        while not self.chunks.empty():
+            yield self.chunks.get_nowait()
+        await self.task
 
     async def cancel(self) -> None:
         """Give the request up, wherever it is; harmless when it is over."""

@@ -17,55 +17,35 @@ import msgspec
 import zmq
 
 from omni_connector_serve.runtime.errors import (
-    InputLostError,
     RequestError,
     ServeError,
     StageFailedError,
     StageTimeoutError,
+    TransferFailedError,
 )
+from omni_connector_serve.runtime.execution import Execution
 from omni_connector_serve.runtime.messages import (
     Abort,
     Command,
     Done,
     Failed,
+    Measure,
+    Measured,
     Output,
     Ready,
     Report,
-    Run,
     Stop,
+    Took,
     WorkerSpec,
 )
 
-__all__ = ["Execution", "StageGroup"]
+__all__ = ["StageGroup"]
 
 _log = logging.getLogger(__name__)
 _STOP_S = 5.0
+_MEASURE_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-
-
-class Execution:
-    """One request in one group.
-
-    Attributes
-    ----------
-    outcome : Future of list of Done
-        One `Done` a rank, or the `ServeError` of the first that failed. The group is busy until every rank has reported.
-    """
-
-    def __init__(self, run: Run, on_output: Callable[[Output], None]) -> None:
-        self.run = run
-        self.on_output = on_output
-        self.outcome: asyncio.Future[list[Done]] = asyncio.get_running_loop().create_future()
-        self.outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self.reported: set[int] = set()
-        self.done: list[Done] = []
-        self.timer: asyncio.TimerHandle | None = None
-
-    def fail(self, error: Exception) -> None:
-        """End it with `error`, unless it has ended."""
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
 
 
 class StageGroup:
@@ -79,6 +59,8 @@ class StageGroup:
         How long `setup` may take.
     changed
         Called when the group became idle or its state changed.
+    give_back
+        Called with an execution whose processes died before they began with it.
 
     Attributes
     ----------
@@ -98,6 +80,7 @@ class StageGroup:
         workers: list[WorkerSpec],
         start_timeout_s: float,
         changed: Callable[[], None],
+        give_back: Callable[[Execution], None],
     ) -> None:
         self.workers = workers
         self.stage = workers[0].stage
@@ -107,10 +90,11 @@ class StageGroup:
         self.up = False
         self.starts = 0
         self.first_start: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stats: dict[int, dict[str, Any]] = {}
+        self._measured: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
         self.current: Execution | None = None
         self._start_timeout_s = start_timeout_s
         self._changed = changed
+        self._return = give_back
         self._processes: list[asyncio.subprocess.Process] = []
         self._commands: list[zmq.Socket[bytes]] = []
         self._ready: set[int] = set()
@@ -124,6 +108,11 @@ class StageGroup:
         """Whether a request may be started."""
         return self.state == "ready" and self.current is None
 
+    @property
+    def restarts(self) -> int:
+        """How often its processes were started again."""
+        return max(0, self.starts - 1)
+
     def describe(self) -> dict[str, Any]:
         """Return the group's state, ready for JSON."""
         return {
@@ -131,20 +120,37 @@ class StageGroup:
             "state": self.state,
             "error": self.error,
             "pids": [process.pid for process in self._processes if process.returncode is None],
-            "restarts": max(0, self.starts - 1),
+            "restarts": self.restarts,
             "request_id": self.current.run.request_id if self.current else None,
         }
 
-    def start(self, run: Run, on_output: Callable[[Output], None]) -> Execution:
-        """Give `run` to every rank; the group is busy until all have reported, whether or not somebody waits for it."""
-        execution = self.current = Execution(run, on_output)
-        execution.timer = asyncio.get_running_loop().call_later(run.timeout_s, self._overdue, execution)
-        self._tell(run)
-        return execution
+    def start(self, execution: Execution) -> None:
+        """Give it to every rank; the group is busy until all have reported, whether or not somebody waits for it."""
+        self.current = execution
+        execution.timer = asyncio.get_running_loop().call_later(execution.run.timeout_s, self._overdue, execution)
+        self._tell(execution.run)
 
     def abort(self, request_id: str) -> None:
         """Have every rank give up a request and discard its payloads."""
         self._tell(Abort(request_id=request_id))
+
+    async def measure(self) -> list[dict[str, Any]]:
+        """Ask every rank for its connectors' counters; one that does not answer, as it starts or hangs, has none."""
+        if self.state != "ready":
+            return []
+        if all(answer.done() for answer in self._measured.values()):
+            loop = asyncio.get_running_loop()
+            self._measured = {worker.rank: loop.create_future() for worker in self.workers}
+            self._tell(Measure())
+        answers = list(self._measured.items())
+        await asyncio.wait([answer for _, answer in answers], timeout=_MEASURE_S)
+        process = {"stage": self.stage, "replica": str(self.replica)}
+        return [
+            {**row, **process, "rank": str(rank)}
+            for rank, answer in answers
+            if answer.done()
+            for row in answer.result()
+        ]
 
     def report(self, report: Report) -> None:
         """Take in a worker's report; one from before a restart is void."""
@@ -157,6 +163,9 @@ class StageGroup:
                 self._all_ready.set()
         elif isinstance(report, Failed) and not report.request_id:
             self._break(report.cause)
+        elif isinstance(report, Measured):
+            if not self._measured[rank].done():
+                self._measured[rank].set_result(report.stats)
         elif self.current is not None and report.request_id == self.current.run.request_id:
             self._progress(self.current, report)
 
@@ -165,29 +174,36 @@ class StageGroup:
         self._stopping.set()
         await self._supervisor
 
-    def _progress(self, execution: Execution, report: Output | Done | Failed) -> None:
-        if isinstance(report, Output):
+    def _progress(self, execution: Execution, report: Took | Output | Done | Failed) -> None:
+        if isinstance(report, Took):
+            execution.taken = True
+        elif isinstance(report, Output):
             execution.on_output(report)
-            return
-        execution.reported.add(report.origin.rank)
-        if isinstance(report, Done):
-            self.stats[report.origin.rank] = report.stats
-            execution.done.append(report)
         else:
-            execution.fail(_error(self.stage, report))
-            if report.kind == "stage":
-                self._break(report.cause)
-                return
-        if len(execution.reported) == len(self.workers):
-            if not execution.outcome.done():
-                execution.outcome.set_result(execution.done)
-            self._release()
+            execution.done[report.origin.rank] = report
+            if isinstance(report, Failed):
+                execution.fail(_error(self.stage, report))
+                if report.kind == "stage":
+                    self._break(report.cause)
+                    return
+            if len(execution.done) == len(self.workers):
+                if not execution.outcome.done():
+                    execution.outcome.set_result([done for done in execution.done.values() if isinstance(done, Done)])
+                self._release()
 
     def _release(self) -> None:
         if self.current is not None and self.current.timer is not None:
             self.current.timer.cancel()
         self.current = None
         self._changed()
+
+    def _lose(self, cause: str) -> None:
+        """End or give back what the processes that are gone had been given."""
+        if self.current is not None and not self.current.taken and not self._stopping.is_set():
+            self._return(self.current)
+        elif self.current is not None:
+            self.current.fail(StageFailedError(self.stage, cause))
+        self._release()
 
     def _overdue(self, execution: Execution) -> None:
         cause = f"not done after its timeout_s of {execution.run.timeout_s:g} s"
@@ -216,9 +232,7 @@ class StageGroup:
                 break
             self.state, self.error = "restarting", cause
             _log.error("stage %r replica %d is restarted: %s", self.stage, self.replica, cause)
-            if self.current is not None:
-                self.current.fail(StageFailedError(self.stage, cause))
-            self._release()
+            self._lose(cause)
             self.up = self._all_ready.is_set()
             self._started(f"stage {self.stage!r} cannot be started: {cause}")
             served = self.up and time.monotonic() - started > pause
@@ -227,15 +241,14 @@ class StageGroup:
                 await asyncio.wait_for(self._stopping.wait(), pause)
         self.state, self.error = "stopped", "the server is stopping"
         self._started(self.error)
-        if self.current is not None:
-            self.current.fail(StageFailedError(self.stage, self.error))
-        self._release()
+        self._lose(self.error)
 
     async def _live(self) -> str:
         """Run the processes once, from start to the end of all of them; return why they ended."""
         self.starts += 1
         self._ready.clear()
         self._all_ready.clear()
+        self._measured.clear()
         self._broken = asyncio.get_running_loop().create_future()
         folder = Path(self.workers[0].directory) / str(self.starts)
         folder.mkdir(parents=True, mode=0o700)
@@ -310,8 +323,8 @@ def _error(stage: str, report: Failed) -> ServeError:
     match report.kind:
         case "request":
             return RequestError(f"stage {stage!r} refused the request: {report.cause}")
-        case "input":
-            return InputLostError(stage, report.cause, report.producer)
+        case "input" | "output":
+            return TransferFailedError(stage, report.cause, neighbour=report.neighbour, lost=report.lost)
         case _:
             return StageFailedError(stage, report.cause)
 

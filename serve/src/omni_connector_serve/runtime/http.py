@@ -69,7 +69,7 @@ def build_app(orchestrator: Orchestrator) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return counters of requests, stages and edges in Prometheus' format."""
-        content, media_type = exposition(orchestrator)
+        content, media_type = exposition(orchestrator, await orchestrator.stats())
         return Response(content, media_type=media_type)
 
     @app.get("/v1/stages")

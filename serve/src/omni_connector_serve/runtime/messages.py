@@ -18,21 +18,27 @@ __all__ = [
     "EdgeSpec",
     "EdgeUse",
     "Failed",
+    "Measure",
+    "Measured",
+    "Origin",
+    "Output",
     "Ready",
     "Report",
     "Run",
     "Stop",
+    "Took",
     "WorkerSpec",
 ]
 
 
 class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of the pipeline, and how many processes read each payload on it."""
+    """One edge of the pipeline, and how many ranks there are at either end."""
 
     producer: str
     consumer: str
     backend: str
     options: dict[str, Any]
+    writers: int = 1
     readers: int = 1
 
     @property
@@ -83,11 +89,15 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
 
 
+class Measure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Report the connectors' counters."""
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Exit; nothing is running."""
 
 
-Command = Run | Abort | Stop
+Command = Run | Abort | Measure | Stop
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +136,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     origin: Origin
 
 
+class Took(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The stage begins with a request: from here on it is in the stage."""
+
+    origin: Origin
+    request_id: str
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first payload of a request for `consumer` is there."""
 
@@ -135,14 +152,20 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     announced: Announced
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The counters of every connector that the worker has open."""
+
+    origin: Origin
+    stats: list[dict[str, Any]]
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker is through with a request; `stats` are its connectors' own counters, by edge."""
+    """The worker is through with a request."""
 
     origin: Origin
     request_id: str
     edges: list[EdgeUse]
     busy_s: float
-    stats: dict[str, Any]
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -151,15 +174,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes
     ----------
     kind
-        "stage": it raised, and is to be restarted; "request": it refused the request; "input": what `producer` had made
-        did not come; "output": what it made could not be put; "aborted".
+        "stage": it raised, and is to be restarted; "request": it refused the request; "input", "output": a payload from or to
+        `neighbour` did not pass; "aborted".
+    lost
+        The payload is gone since the process that held it died.
     """
 
     origin: Origin
     request_id: str
     kind: str
     cause: str
-    producer: str = ""
+    neighbour: str = ""
+    lost: bool = False
 
 
-Report = Ready | Output | Done | Failed
+Report = Ready | Took | Output | Measured | Done | Failed

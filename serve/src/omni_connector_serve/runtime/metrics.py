@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from omni_connector_core.metrics import prometheus_families
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,24 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["exposition"]
 
-_EDGE_COUNTERS = {
-    "puts": ("payloads put", "puts"),
-    "gets": ("payloads got", "gets"),
-    "put_bytes": ("bytes put", "put_bytes"),
-    "get_bytes": ("bytes got", "get_bytes"),
-}
 
-
-def exposition(orchestrator: Orchestrator) -> tuple[bytes, str]:
-    """Return the text and its media type."""
+def exposition(orchestrator: Orchestrator, connectors: list[dict[str, Any]]) -> tuple[bytes, str]:
+    """Return the text, which includes the counters of `connectors`, and its media type."""
     registry = CollectorRegistry()
-    registry.register(_State(orchestrator))
+    registry.register(_State(orchestrator, connectors))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 class _State(Collector):
-    def __init__(self, orchestrator: Orchestrator) -> None:
+    def __init__(self, orchestrator: Orchestrator, connectors: list[dict[str, Any]]) -> None:
         self._orchestrator = orchestrator
+        self._connectors = connectors
 
     def collect(self) -> Iterator[Metric]:
         orchestrator = self._orchestrator
@@ -46,20 +41,9 @@ class _State(Collector):
         )
         waiting = GaugeMetricFamily("omni_serve_stage_waiting", "requests in line for a stage", labels=["stage"])
         for name, pool in orchestrator.pools.items():
-            waiting.add_metric([name], pool.describe()["waiting"])
+            waiting.add_metric([name], pool.waiting)
             for group in pool.groups:
                 ready.add_metric([name, str(group.replica)], group.state == "ready")
-                restarts.add_metric([name, str(group.replica)], max(0, group.starts - 1))
+                restarts.add_metric([name, str(group.replica)], group.restarts)
         yield from (ready, restarts, waiting)
-        rows = orchestrator.stats()
-        labels = ["edge", "backend", "stage", "replica", "rank"]
-        for suffix, (help_text, key) in _EDGE_COUNTERS.items():
-            family = CounterMetricFamily(f"omni_connector_{suffix}", help_text, labels=labels)
-            for row in rows:
-                family.add_metric([str(row[label]) for label in labels], row[key])
-            yield family
-        for operation in ("put", "get"):
-            family = CounterMetricFamily(f"omni_connector_{operation}_seconds", f"time in {operation}", labels=labels)
-            for row in rows:
-                family.add_metric([str(row[label]) for label in labels], row[f"{operation}_time"]["sum_s"])
-            yield family
+        yield from prometheus_families(self._connectors)

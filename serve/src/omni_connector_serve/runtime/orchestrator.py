@@ -18,14 +18,13 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from omni_connector_core import Edge, OmniConnector, OmniConnectorError, Role, create_connector
-from omni_connector_serve.runtime.channel import InputError, OutputError, Sink, Source
+from omni_connector_core import Edge, OmniConnector, OmniConnectorError, PeerLostError, Role, create_connector
+from omni_connector_serve.runtime.channel import Sink, Source
 from omni_connector_serve.runtime.errors import (
     BusyError,
-    InputLostError,
     RequestTimeoutError,
     ServeError,
-    StageFailedError,
+    TransferFailedError,
     UnavailableError,
 )
 from omni_connector_serve.runtime.flight import Flight
@@ -115,16 +114,12 @@ class Orchestrator:
             if reason:
                 raise UnavailableError(reason)
 
-    def stats(self) -> list[dict[str, Any]]:
-        """Return the counters of every open connector, each with the process that holds it."""
-        rows = [
-            {"stage": name, "replica": group.replica, "rank": rank, **row}
-            for name, pool in self.pools.items()
-            for group in pool.groups
-            for rank, stats in group.stats.items()
-            for row in stats.values()
-        ]
-        return rows + [{"stage": "serve", "replica": 0, "rank": 0, **end.stats()} for end in self._ends.values()]
+    async def stats(self) -> list[dict[str, Any]]:
+        """Return the counters of every open connector, each with stage, replica and rank of the process that holds it."""
+        groups = [group for pool in self.pools.values() for group in pool.groups]
+        rows = [row for rows in await asyncio.gather(*(group.measure() for group in groups)) for row in rows]
+        server = {"stage": "serve", "replica": "0", "rank": "0"}
+        return rows + [{**end.stats(), **server} for end in self._ends.values()]
 
     def generate(self, payload: Any, params: dict[str, Any], timeout_s: float | None = None) -> Flight:
         """Start a request.
@@ -203,10 +198,10 @@ class Orchestrator:
                 for number in range(_ATTEMPTS):
                     try:
                         return await self._attempt(_Attempt(flight, number, self.pipeline.edges))
-                    except InputLostError as error:
-                        # The stage that made the input died after it was through with this request: nobody's work on it failed, so
-                        # it is done again, unless the client has seen a part of it.
-                        if flight.delivered or number == _ATTEMPTS - 1:
+                    except TransferFailedError as error:
+                        # A payload died with a process that was through with this request: no stage failed on it, so it is
+                        # done again, unless the client has seen a part of it.
+                        if not error.lost or flight.delivered or number == _ATTEMPTS - 1:
                             raise
                         _log.warning("request %s starts again: %s", flight.request_id, error)
         except TimeoutError:
@@ -233,28 +228,26 @@ class Orchestrator:
         run = Run(
             request_id=attempt.request_id, params=attempt.flight.params, inputs=inputs, timeout_s=pool.stage.timeout_s
         )
-        execution = await pool.submit(run, attempt.on_output)
         try:
-            for done in await asyncio.shield(execution.outcome):
+            for done in await pool.submit(run, attempt.on_output).outcome:
                 self._account(attempt.flight, done)
-        except InputLostError as error:
-            raise await self._blame(attempt, error) from error
+        except TransferFailedError as error:
+            await self._hear(attempt, error.neighbour)
+            raise
 
-    async def _blame(self, attempt: _Attempt, error: InputLostError) -> ServeError:
-        """Find out whether an input is lost since the stage that made it failed; its own failure is then the story."""
-        makers = [task for name, task in attempt.tasks.items() if name == error.producer]
-        if makers:
+    async def _hear(self, attempt: _Attempt, stage: str) -> None:
+        """Before a failed transfer counts, let the stage at its other end say whether it failed: that is then the story."""
+        if stage in attempt.tasks:
             # Its failure cancels this task, so waiting is all there is to do.
-            await asyncio.wait(makers, timeout=_VERDICT_S)
-        return error
+            await asyncio.wait([attempt.tasks[stage]], timeout=_VERDICT_S)
 
     async def _feed(self, attempt: _Attempt, edge: EdgeSpec) -> None:
         sink = Sink(self._ends[edge.name], attempt.request_id, edge, attempt.flight.deadline)
         started = time.perf_counter()
         try:
             metadata = await self._in_thread(sink.put, attempt.flight.payload)
-        except OutputError as error:
-            raise StageFailedError(REQUEST, str(error)) from error
+        except OmniConnectorError as error:
+            raise _transfer_failed(REQUEST, error, edge.consumer) from error
         nbytes = metadata["nbytes"] if metadata else 0
         put_s = time.perf_counter() - started
         attempt.flight.edges.append(
@@ -281,9 +274,9 @@ class Orchestrator:
                     flight.first_chunk_s = time.monotonic() - flight.started
                 flight.delivered += 1
                 await flight.chunks.put(chunk)
-        except InputError as error:
-            lost = InputLostError(RESPONSE, str(error), edge.producer)
-            raise await self._blame(attempt, lost) from error
+        except OmniConnectorError as error:
+            await self._hear(attempt, edge.producer)
+            raise _transfer_failed(RESPONSE, error, edge.producer) from error
         use = EdgeUse(
             producer=edge.producer, consumer=RESPONSE, gets=source.gets, wait_s=waited_s, streamed=announced.stream
         )
@@ -309,6 +302,11 @@ def _cleanup(end: OmniConnector, request_id: str) -> None:
         end.cleanup(request_id)
     except OmniConnectorError as error:
         _log.warning("request %s is not cleaned up: %s", request_id, error)
+
+
+def _transfer_failed(end: str, error: OmniConnectorError, neighbour: str) -> TransferFailedError:
+    cause = f"{error.code}: {error}"
+    return TransferFailedError(end, cause, neighbour=neighbour, lost=isinstance(error, PeerLostError))
 
 
 def _first(error: BaseException) -> BaseException:

@@ -131,5 +131,8 @@ def connect(
     ends = [(REQUEST, stage.stage_id) for stage in stages if stage.request or stage.stage_id not in consumers]
     ends += [(stage.stage_id, RESPONSE) for stage in stages if stage.stage_id not in producers]
     edges = edges + [EdgeSpec(producer=a, consumer=b, backend=backend, options=options) for a, b in ends]
-    readers = {stage.stage_id: stage.tensor_parallel_size for stage in stages}
-    return tuple(msgspec.structs.replace(edge, readers=readers.get(edge.consumer, 1)) for edge in edges)
+    ranks = {stage.stage_id: stage.tensor_parallel_size for stage in stages}
+    return tuple(
+        msgspec.structs.replace(edge, writers=ranks.get(edge.producer, 1), readers=ranks.get(edge.consumer, 1))
+        for edge in edges
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omni_connector_serve.runtime.group import Execution, StageGroup
+from omni_connector_serve.runtime.execution import Execution
+from omni_connector_serve.runtime.group import StageGroup
 from omni_connector_serve.runtime.messages import Output, Run, WorkerSpec
 from omni_connector_serve.runtime.pipeline import Pipeline, StageSpec
 
@@ -20,7 +20,7 @@ class StagePool:
 
     def __init__(self, stage: StageSpec, pipeline: Pipeline, namespace: str, root: Path, reports: str) -> None:
         self.stage = stage
-        self._line: deque[tuple[Run, Callable[[Output], None], asyncio.Future[Execution]]] = deque()
+        self._line: deque[Execution] = deque()
         self._served: dict[int, int] = {}
         index = list(pipeline.stages).index(stage.stage_id)  # a stage's name may be too long for a unix socket's path
         self.groups = []
@@ -44,19 +44,24 @@ class StagePool:
                 )
                 for rank in range(stage.tensor_parallel_size)
             ]
-            self.groups.append(StageGroup(workers, stage.start_timeout_s, self._dispatch))
+            self.groups.append(StageGroup(workers, stage.start_timeout_s, self._dispatch, self._line.appendleft))
 
-    def submit(self, run: Run, on_output: Callable[[Output], None]) -> asyncio.Future[Execution]:
-        """Stand in line; the future is there when `run` was started. Cancelling it leaves the line."""
-        started: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self._line.append((run, on_output, started))
+    def submit(self, run: Run, on_output: Callable[[Output], None]) -> Execution:
+        """Stand in line; cancelling the outcome leaves it."""
+        execution = Execution(run, on_output)
+        self._line.append(execution)
         self._dispatch()
-        return started
+        return execution
 
     @property
     def up(self) -> bool:
         """Whether a request may be taken: a group works, or is being restarted after it did."""
         return any(group.up for group in self.groups)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests stand in line."""
+        return sum(not execution.outcome.done() for execution in self._line)
 
     @property
     def missing(self) -> str:
@@ -71,18 +76,17 @@ class StagePool:
             "stage": self.stage.stage_id,
             "class": self.stage.class_path,
             "tensor_parallel_size": self.stage.tensor_parallel_size,
-            "waiting": sum(not started.done() for _, _, started in self._line),
+            "waiting": self.waiting,
             "replicas": [group.describe() for group in self.groups],
         }
 
     def _dispatch(self) -> None:
         while self._line:
-            run, on_output, started = self._line[0]
-            if not started.done():
+            if not self._line[0].outcome.done():
                 idle = [group for group in self.groups if group.idle]
                 if not idle:
                     return
                 group = min(idle, key=lambda group: self._served.get(group.replica, 0))
                 self._served[group.replica] = self._served.get(group.replica, 0) + 1
-                started.set_result(group.start(run, on_output))
+                group.start(self._line[0])
             self._line.popleft()

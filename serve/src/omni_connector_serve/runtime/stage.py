@@ -50,7 +50,10 @@ class StageContext:
     directory : Path
         A folder that the ranks of this copy share, new for each start: a rendezvous for process groups.
     producers, consumers : mapping of str to OmniConnector
-        The open ends of this stage's edges, for what `process` cannot say by its result, as a KV cache layer by layer.
+        This stage's ends of its edges: producing ends by consumer, consuming ends by producer. For what `process` cannot
+        say by its result, as a KV cache layer by layer.
+    ranks : mapping of str to int
+        How many ranks each neighbour has.
     """
 
     stage: str
@@ -61,6 +64,7 @@ class StageContext:
     directory: Path
     producers: Mapping[str, OmniConnector] = field(default_factory=dict)
     consumers: Mapping[str, OmniConnector] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Stage(Protocol):
@@ -85,13 +89,13 @@ class Task:
         The id under which its payloads travel.
     params : mapping
         ``params`` of the client's request.
-    producers : tuple of str
-        Where its inputs come from; `REQUEST` among them if the stage gets the client's request.
+    producers : mapping of str to int
+        Where its inputs come from, and which replica made them; `REQUEST` among them if the stage gets the client's request.
     """
 
     request_id: str
     params: Mapping[str, Any]
-    producers: tuple[str, ...]
+    producers: Mapping[str, int]
     _fetch: Callable[[str], Any]
     _read: Callable[[str], Iterator[Any]]
     _cancelled: Callable[[], bool]

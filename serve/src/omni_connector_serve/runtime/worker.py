@@ -17,14 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from omni_connector_core import OmniConnector, OmniConnectorError
-from omni_connector_serve.runtime.channel import InputError, OutputError, Sink, Source, open_end
+from omni_connector_core import OmniConnector, OmniConnectorError, PeerLostError
+from omni_connector_serve.runtime.channel import Sink, Source, open_end
 from omni_connector_serve.runtime.errors import RequestError
 from omni_connector_serve.runtime.messages import (
     Abort,
@@ -34,11 +35,14 @@ from omni_connector_serve.runtime.messages import (
     EdgeSpec,
     EdgeUse,
     Failed,
+    Measure,
+    Measured,
     Origin,
     Output,
     Ready,
     Report,
     Run,
+    Took,
     WorkerSpec,
 )
 from omni_connector_serve.runtime.stage import StageContext, Task
@@ -55,9 +59,7 @@ class Worker:
         self._spec = spec
         self._origin = Origin(stage=spec.stage, replica=spec.replica, rank=spec.rank, generation=spec.generation)
         self._zmq = zmq.Context()
-        self._reports = self._zmq.socket(zmq.PUSH)
-        self._reports.linger = _LINGER_MS
-        self._reports.connect(spec.reports)
+        self._reports = self._open_reports()
         self._runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._aborted: dict[str, None] = {}
         self._producers: dict[str, OmniConnector] = {}
@@ -70,7 +72,9 @@ class Worker:
                 self._producers[edge.consumer] = ends.enter_context(open_end(edge, self._spec))
             for edge in self._spec.inputs:
                 self._consumers[edge.producer] = ends.enter_context(open_end(edge, self._spec))
-            listener = threading.Thread(target=self._listen, name="commands", daemon=True)
+            commands: zmq.Socket[bytes] = self._zmq.socket(zmq.PULL)
+            commands.bind(self._spec.commands)
+            listener = threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True)
             listener.start()
             stage = self._set_up()
             while (run := self._runs.get()) is not None:
@@ -81,14 +85,12 @@ class Worker:
         self._reports.close()
         self._zmq.term()
 
-    def _listen(self) -> None:
-        commands = self._zmq.socket(zmq.PULL)
-        commands.bind(self._spec.commands)
+    def _listen(self, commands: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
         poller.register(commands, zmq.POLLIN)
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
         decoder = msgspec.msgpack.Decoder(Command)
-        with commands:
+        with commands, self._open_reports() as reports:
             while True:
                 ready = dict(poller.poll())
                 if sys.stdin.fileno() in ready:
@@ -99,9 +101,18 @@ class Worker:
                     self._runs.put(command)
                 elif isinstance(command, Abort):
                     self._abort(command.request_id)
+                elif isinstance(command, Measure):
+                    measured = Measured(origin=self._origin, stats=list(self._stats().values()))
+                    reports.send(msgspec.msgpack.encode(measured))
                 else:
                     self._runs.put(None)
                     return
+
+    def _open_reports(self) -> zmq.Socket[bytes]:
+        reports: zmq.Socket[bytes] = self._zmq.socket(zmq.PUSH)  # one for each thread
+        reports.linger = _LINGER_MS
+        reports.connect(self._spec.reports)
+        return reports
 
     def _abort(self, request_id: str) -> None:
         self._aborted[request_id] = None
@@ -128,6 +139,10 @@ class Worker:
                     directory=Path(spec.directory),
                     producers=self._producers,
                     consumers=self._consumers,
+                    ranks={
+                        **{edge.producer: edge.writers for edge in spec.inputs},
+                        **{edge.consumer: edge.readers for edge in spec.outputs},
+                    },
                 )
             )
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is reported, then it is restarted
@@ -138,6 +153,7 @@ class Worker:
         return stage
 
     def _process(self, stage: Any, run: Run) -> None:
+        self._report(Took(origin=self._origin, request_id=run.request_id))
         started = time.perf_counter()
         before = self._stats()
         deadline = time.monotonic() + run.timeout_s
@@ -150,7 +166,7 @@ class Worker:
         task = Task(
             request_id=run.request_id,
             params=run.params,
-            producers=tuple(sources),
+            producers={name: announced.replica for name, announced in run.inputs.items()},
             _fetch=lambda name: _source(sources, name).whole(),
             _read=lambda name: _source(sources, name).stream(),
             _cancelled=lambda: run.request_id in self._aborted,
@@ -169,7 +185,7 @@ class Worker:
             uses = [_use(edge, before, after, streamed=streamed) for edge in self._spec.outputs]
             uses += [_use(edge, before, after, streamed=run.inputs[edge.producer].stream) for edge in self._spec.inputs]
             busy_s = time.perf_counter() - started
-            self._report(Done(origin=self._origin, request_id=run.request_id, edges=uses, busy_s=busy_s, stats=after))
+            self._report(Done(origin=self._origin, request_id=run.request_id, edges=uses, busy_s=busy_s))
         finally:
             for source in sources.values():
                 source.discard_unread()
@@ -198,19 +214,17 @@ class Worker:
         self._report(Output(origin=self._origin, request_id=request_id, consumer=sink.consumer, announced=announced))
 
     def _failure(self, error: Exception, request_id: str) -> Failed:
-        kind, cause, producer = "stage", _line(error), ""
-        match error:
-            case RequestError():
-                kind, cause = "request", str(error)
-            case InputError() | OutputError() if request_id in self._aborted:
-                kind = "aborted"
-            case InputError():
-                kind, cause, producer = "input", str(error), error.producer
-            case OutputError():
-                kind, cause = "output", str(error)
-            case _:
-                _log.exception("stage %r failed on request %s", self._spec.stage, request_id)
-        return Failed(origin=self._origin, request_id=request_id, kind=kind, cause=cause, producer=producer)
+        failed = partial(Failed, origin=self._origin, request_id=request_id)
+        if isinstance(error, RequestError):
+            return failed(kind="request", cause=str(error))
+        edge = error.edge if isinstance(error, OmniConnectorError) else None
+        for kind, ends, neighbour in (("input", self._consumers, 0), ("output", self._producers, 1)):
+            if edge is not None and edge in (end.edge for end in ends.values()):
+                kind = "aborted" if request_id in self._aborted else kind
+                lost = isinstance(error, PeerLostError)
+                return failed(kind=kind, cause=_line(error), neighbour=edge[neighbour], lost=lost)
+        _log.error("stage %r failed on request %s", self._spec.stage, request_id, exc_info=error)
+        return failed(kind="stage", cause=_line(error))
 
     def _report(self, report: Report) -> None:
         self._reports.send(msgspec.msgpack.encode(report))
