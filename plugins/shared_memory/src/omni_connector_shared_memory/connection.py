@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import NamedTuple
 
-from omni_connector_core.errors import OmniConnectorError
+from omni_connector_core.errors import CapacityError, OmniConnectorError
 from omni_connector_core.key import Key
 from omni_connector_core.ledger import Claim, Ledger
 
@@ -120,40 +120,48 @@ class Connection:
                 self._leave()
 
     def _look_up(self, message: protocol.Lookup) -> None:
+        finds, waiting = [], []
         for lookup, packed in enumerate(message.keys, message.first):
             key = Key(*packed)
-            if lookup not in self._waiting:
-                self._waiting[lookup] = key
-                self._ledger.wait(key, (self, lookup), partial(self._deliver, lookup))
-        if message.answer:
-            asked = range(message.first, message.first + len(message.keys))
-            waiting = [lookup for lookup in asked if lookup in self._waiting]
-            if waiting:
-                self.channel.send(protocol.Waiting(waiting))
+            answer = self._ledger.claim(key, self)
+            if answer is None:
+                waiting.append(lookup)
+                if lookup not in self._waiting:
+                    self._waiting[lookup] = key
+                    self._ledger.wait(key, (self, lookup), partial(self._deliver, lookup))
+            else:
+                find = self._accept(lookup, answer)
+                if find is not None:
+                    finds.append(find)
+        if finds:
+            self.channel.send(protocol.Found(finds))
+        if waiting and message.answer:
+            self.channel.send(protocol.Waiting(waiting))
 
     def _deliver(self, lookup: int, answer: Claim[Slot] | OmniConnectorError) -> None:
         """Tell the consumer what became of a lookup; in the thread that put the payload."""
+        self._waiting.pop(lookup, None)
+        find = self._accept(lookup, answer)
+        if find is not None:
+            self.channel.send(protocol.Found([find]))
+
+    def _accept(self, lookup: int, answer: Claim[Slot] | OmniConnectorError) -> protocol.Find | None:
+        """Write a claim into the books; None when there is none to tell of, because something went wrong."""
         if isinstance(answer, OmniConnectorError):
-            self._waiting.pop(lookup, None)
             self.channel.send(protocol.Ended(lookup, answer.code, answer.message))
-            return
+            return None
         slot = answer.item
         with self._lock:
             if not self._gone:
-                self._waiting.pop(lookup, None)
                 try:
                     ticket = self.board.issue()
-                except OmniConnectorError as error:
-                    failure = error
+                except CapacityError as error:
+                    self.channel.send(protocol.Ended(lookup, error.code, error.message))
                 else:
                     self._claims[ticket] = answer.number
-                    self.channel.send(protocol.Found(lookup, ticket, slot.offset, answer.nbytes, slot.shared))
-                    return
-            else:
-                failure = None
+                    return protocol.Find(lookup, ticket, slot.offset, answer.nbytes, slot.shared)
         self._ledger.release(answer.number, unread=True)
-        if failure is not None:
-            self.channel.send(protocol.Ended(lookup, failure.code, failure.message))
+        return None
 
     def _cancel(self, lookups: list[int]) -> None:
         for lookup in lookups:

@@ -1,24 +1,22 @@
 """The consumer's end: it asks producers for keys and takes what they say is there.
 
-It has no thread. Of the threads that wait, one (the leader) reads what producers send, for all; when it has what it waits
-for, another takes over. So a payload wakes the thread that wants it and no other, and an idle end costs nothing.
+It has no thread of its own (see `leader`), so a payload wakes the thread that wants it and no other, and an idle end costs
+nothing.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     AmbiguousKeyError,
-    ClosedError,
     OmniConnectorError,
     PeerLostError,
     RequestAbandonedError,
@@ -30,10 +28,11 @@ from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
 
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import ChannelEnd
-from omni_connector_shared_memory.interest import Claimed, Interest, Target
+from omni_connector_shared_memory.interest import SILENCE_S, Claimed, Interest, Target
+from omni_connector_shared_memory.leader import Events, LeaderFollowers
 from omni_connector_shared_memory.link import Link
 from omni_connector_shared_memory.meeting import Address, Meeting
-from omni_connector_shared_memory.watch import FolderWatch
+from omni_connector_shared_memory.neighbours import Neighbours
 
 __all__ = ["ConsumerEnd"]
 
@@ -42,8 +41,6 @@ FIRST_ANSWER_S = 1e-3
 ANSWER_S = 1.0
 """How long `exists` waits for a producer."""
 MESSAGES_AT_ONCE = 16
-
-ResultT = TypeVar("ResultT")
 
 
 class ConsumerEnd:
@@ -56,22 +53,16 @@ class ConsumerEnd:
     """
 
     def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._leading = False
-        self._closed = False
+        self._wait = LeaderFollowers(self._handle)
+        self._lock = self._wait.lock
+        self._neighbours = Neighbours(meeting, self._greet)
         self._number = 0
-        self._links: dict[int, Link] = {}
-        self._lost: set[Address] = set()
-        self._refused: dict[Address, OmniConnectorError] = {}
         self._interests: dict[Target, Interest] = {}
+        self._waiting: dict[Target, int] = {}
         self._lookups: dict[int, Interest] = {}
+        self._ripe_at_s = math.inf
         self._calls: dict[int, dict[Link, Any]] = {}
         self._abandoned: dict[str, float] = {}
-        self._epoll: select.epoll | None = None
-        self._watch: FolderWatch | None = None
-        self._wake = -1
 
     # ---- what a transport asks for
 
@@ -84,15 +75,22 @@ class ConsumerEnd:
         """
         with self._lock:
             self._open()
+            self._waiting[target] = self._waiting.get(target, 0) + 1
             try:
-                claimed = self._until(lambda: self._settle(target), deadline)
-            except BaseException:
+                outcome: Claimed | OmniConnectorError | None = self._wait.until(
+                    lambda: self._outcome(target), deadline, self._look_again_s
+                )
+            finally:
+                self._waiting[target] -= 1
+                if not self._waiting[target]:
+                    del self._waiting[target]
                 self._drop(target)
-                raise
-            if claimed is None:
-                self._drop(target)
-                raise TransferTimeoutError(self._why_not(target, deadline))
-            return claimed
+            if outcome is None:
+                absent = self._neighbours.absent(target)
+                raise TransferTimeoutError(f"not there after {deadline.timeout_s:g} s{absent}")
+            if isinstance(outcome, OmniConnectorError):
+                raise outcome
+            return outcome
 
     def poll(self, target: Target) -> Claimed | None:
         """Claim a payload if it is there; the first poll of a target asks, and waits a moment for the answer.
@@ -103,13 +101,18 @@ class ConsumerEnd:
         """
         with self._lock:
             self._open()
-            known = self._interests.get(target)
-            if known is None:
-                interest = self._interest(target, answer=True)
-                self._until(lambda: not interest.silent or None, Deadline(FIRST_ANSWER_S))
-            elif known.ripe_in_s() is None and known.error is None and not self._leading:
-                self._handle(self._require_epoll().poll(0))
-            return self._settle(target)
+            outcome = self._known_outcome(target)
+            if outcome is None:
+                self._wait.look()
+                if target not in self._interests:
+                    interest = self._interest(target, answer=True)
+                    self._wait.until(lambda: not interest.silent or None, Deadline(FIRST_ANSWER_S))
+                outcome = self._outcome(target)
+            if outcome is not None:
+                self._drop(target)
+            if isinstance(outcome, OmniConnectorError):
+                raise outcome
+            return outcome
 
     def expect(self, targets: Sequence[Target]) -> None:
         """Ask for several targets that will be polled soon; waits for nothing."""
@@ -118,7 +121,7 @@ class ConsumerEnd:
             fresh = [Interest(target) for target in targets if target not in self._interests]
             for interest in fresh:
                 self._interests[interest.target] = interest
-            for link in tuple(self._links.values()):
+            for link in tuple(self._neighbours.links.values()):
                 self._ask(link, [interest for interest in fresh if interest.wants(link)])
 
     def forget(self, target: Target) -> None:
@@ -152,7 +155,6 @@ class ConsumerEnd:
             self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
             for target in [target for target in self._interests if target.key.request_id == request_id]:
                 self._drop(target)
-            self._changed.notify_all()
         answers = self._call(lambda call: protocol.Cleanup(call, request_id), deadline)
         if None in answers:
             raise TransferTimeoutError(f"a producer did not answer within {deadline.timeout_s:g} s")
@@ -174,98 +176,43 @@ class ConsumerEnd:
     def held_nbytes(self, except_of: Address) -> int:
         """Bytes of producers' memory that views keep, one producer's excepted."""
         with self._lock:
-            return sum(link.held_nbytes for link in self._links.values() if link.address != except_of)
+            return sum(link.held_nbytes for link in self._neighbours.links.values() if link.address != except_of)
 
     def close(self) -> None:
         """Leave all producers; who waits gets `ClosedError`."""
-        with self._lock:
-            self._closed = True
-            if self._epoll is None or self._watch is None:
-                return
-            os.eventfd_write(self._wake, 1)
-            self._changed.notify_all()
-            while self._leading:
-                self._changed.wait()
-            for link in self._links.values():
-                link.retire()
-            self._links.clear()
-            self._watch.close()
-            self._epoll.close()
-            os.close(self._wake)
+        self._wait.stop()
+        self._neighbours.close()
+        self._wait.close()
 
     def abandon(self) -> None:
         """In a forked child: close the parent's files, taking no lock."""
-        if self._epoll is None or self._watch is None or self._closed:
-            return
-        for link in tuple(self._links.values()):
-            link.abandon()
-        self._watch.close()
-        self._epoll.close()
-        os.close(self._wake)
+        self._neighbours.abandon()
+        self._wait.close()
 
     # ---- producers; with the lock held
 
     def _open(self) -> None:
         """Find the producers, at the first use."""
-        if self._epoll is not None:
-            return
-        if self._closed:
-            raise ClosedError("the connector is closed")
-        self._meeting.open()
-        self._watch = FolderWatch(self._meeting.folder)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll = select.epoll()
-        self._epoll.register(self._wake, select.EPOLLIN)
-        if self._watch.fd >= 0:
-            self._epoll.register(self._watch.fd, select.EPOLLIN)
-        self._look_around()
+        if self._wait.epoll is None:
+            self._neighbours.open(self._wait.open())
 
-    def _require_epoll(self) -> select.epoll:
-        if self._closed or self._epoll is None:
-            raise ClosedError("the connector was closed meanwhile")
-        return self._epoll
-
-    def _look_around(self) -> None:
-        """Connect to producers that are new."""
-        known = {link.address for link in self._links.values()}
-        for address in self._meeting.addresses():
-            if address not in known:
-                self._connect(address)
-
-    def _connect(self, address: Address) -> None:
-        self._refused.pop(address, None)
-        try:
-            sock = self._meeting.connect(address)
-        except PeerLostError:
-            self._lost.add(address)
-            self._meeting.sweep()
-            return
-        except OmniConnectorError as error:
-            self._refused[address] = error
-            return
-        self._lost = {lost for lost in self._lost if lost.producer != address.producer}
-        link = Link(address, sock, self._require_epoll())
-        several = bool(self._links)
-        self._links[link.fd] = link
-        now = time.monotonic()
+    def _greet(self, link: Link) -> None:
+        """Tell a new producer what it ought to know."""
+        now_s = time.monotonic()
         for request_id, until_s in self._abandoned.items():
-            if until_s > now:
+            if until_s > now_s:
                 link.channel.send(protocol.Cleanup(self._numbers(1), request_id))
         self._ask(link, [interest for interest in self._interests.values() if interest.wants(link)])
-        if several:  # with one producer nobody had to say that it does not hold a key; now it matters
-            for interest in self._interests.values():
-                for other, lookup in interest.asked.items():
-                    if other is not link and not interest.found:
-                        interest.silent.add(other)
-                        self._send_lookup(other, lookup, [interest], answer=True)
+        for interest in self._interests.values():
+            if not interest.found and len(interest.asked) > 1:
+                # with one producer nobody had to say that it does not hold a key; now it matters
+                for other in interest.asked.keys() - interest.silent - {link}:
+                    interest.silent.add(other)
+                    self._send_lookup(other, interest.asked[other], [interest], answer=True)
 
     def _part(self, link: Link) -> None:
         """Note that a producer is gone."""
-        del self._links[link.fd]
-        if not link.said_goodbye:
-            self._lost.add(link.address)
-        if link.refusal is not None:
-            self._refused[link.address] = link.refusal
+        self._neighbours.part(link)
         for interest in tuple(self._interests.values()):
             if link in interest.asked:
                 self._lookups.pop(interest.asked[link], None)
@@ -277,7 +224,6 @@ class ConsumerEnd:
         for answers in self._calls.values():
             if link in answers and answers[link] is None:
                 del answers[link]
-        link.retire()
 
     # ---- interests; with the lock held
 
@@ -285,13 +231,13 @@ class ConsumerEnd:
         interest = self._interests.get(target)
         if interest is None:
             interest = self._interests[target] = Interest(target)
-            for link in tuple(self._links.values()):
+            for link in tuple(self._neighbours.links.values()):
                 if interest.wants(link):
                     self._ask(link, [interest], answer=answer)
         return interest
 
     def _ask(self, link: Link, interests: list[Interest], *, answer: bool = False) -> None:
-        answer = answer or len(self._links) > 1
+        answer = answer or len(self._neighbours.links) > 1
         for start in range(0, len(interests), protocol.KEYS_PER_MESSAGE):
             some = interests[start : start + protocol.KEYS_PER_MESSAGE]
             first = self._numbers(len(some))
@@ -312,46 +258,29 @@ class ConsumerEnd:
         keys: list[protocol.PackedKey] = [interest.target.key for interest in interests]
         link.channel.send(protocol.Lookup(first, keys, answer))
 
-    def _settle(self, target: Target) -> Claimed | None:
-        """Return the claim on a target that is decided, raise its error, or return None; asks for it if nobody has."""
-        if self._abandoned.get(target.key.request_id, 0.0) > time.monotonic():
-            self._drop(target)
-            raise RequestAbandonedError("the request was cleaned up")
+    def _outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
+        """Return what has become of a target, None if that is open; asks for it if nobody has."""
+        if self._abandoned and self._abandoned.get(target.key.request_id, 0.0) > time.monotonic():
+            return RequestAbandonedError("the request was cleaned up")
         interest = self._interest(target)
-        if interest.found:
-            if interest.ripe_in_s():
-                return None
-            if len(interest.found) > 1:
-                names = " and by ".join(map(str, sorted(claimed.link.address for claimed in interest.found)))
-                self._drop(target)
-                raise AmbiguousKeyError(
-                    f"held by {names}", hint="Pass the metadata, or producer=, to say whose is meant"
-                )
-            claimed = interest.found.pop()
-            self._drop(target)
-            return claimed
-        if interest.error is not None:
-            error = interest.error
-            self._drop(target)
-            raise error
-        if not interest.asked:
-            self._check_lost(target)
-        return None
+        outcome = self._known_outcome(target)
+        if outcome is None and not interest.asked:
+            return self._neighbours.hopeless(target)
+        return outcome
 
-    def _check_lost(self, target: Target) -> None:
-        """Nobody who lives can be asked: raise if waiting makes no sense."""
-        refusals = [error for address, error in self._refused.items() if target.means(address)]
-        lost = [address for address in self._lost if target.means(address)]
-        if not (refusals or lost or target.incarnation):
-            return
-        self._look_around()  # the news of another one may not have been read yet
-        if self._interests[target].asked:
-            return
-        self._drop(target)
-        if refusals:
-            raise refusals[0]
-        who = " and ".join(map(str, sorted(lost))) or f"{target.producer} ({target.incarnation})"
-        raise PeerLostError(f"{who} died or left, and no other is here")
+    def _known_outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
+        """Do the same without asking anybody."""
+        interest = self._interests.get(target)
+        if interest is None:
+            return None
+        if not interest.found:
+            return interest.error
+        if interest.ripe_in_s():
+            return None
+        if len(interest.found) > 1:
+            names = " and by ".join(map(str, sorted(claimed.link.address for claimed in interest.found)))
+            return AmbiguousKeyError(f"held by {names}", hint="Pass the metadata, or producer=, to say whose is meant")
+        return interest.found.pop()
 
     def _drop(self, target: Target) -> None:
         """Forget a target: cancel it where it was asked for, give back what was found."""
@@ -363,60 +292,29 @@ class ConsumerEnd:
                 link.channel.send(protocol.Cancel([lookup]))
         for claimed in interest.found:
             claimed.link.give_back(claimed.found)
+        if target in self._waiting:  # for another thread, which has to ask for itself now
+            self._wait.stir()
 
-    def _why_not(self, target: Target, deadline: Deadline) -> str:
-        reason = f"not there after {deadline.timeout_s:g} s"
-        if not self._links:
-            reason += f"; no producer of this edge has appeared in {self._meeting.folder}"
-        elif not any(target.means(link.address) for link in self._links.values()):
-            reason += f"; {target.producer} has not appeared"
-        return reason
+    # ---- what producers say; with the lock held
 
-    # ---- waiting; with the lock held
+    def _look_again_s(self) -> float | None:
+        """After how long something may be had that no message tells of."""
+        seldom_s = self._neighbours.look_seldom()
+        if self._ripe_at_s == math.inf:
+            return seldom_s
+        ripe_s = self._ripe_at_s - time.monotonic()
+        if ripe_s <= 0:
+            self._ripe_at_s = math.inf
+        return max(ripe_s, 1e-3)
 
-    def _until(self, done: Callable[[], ResultT | None], deadline: Deadline) -> ResultT | None:
-        """Read messages, or wait while another thread does, until `done` says something; None at the deadline."""
-        while (result := done()) is None:
-            pause_s = deadline.remaining_s()
-            if not pause_s:
-                return None
-            epoll = self._require_epoll()
-            assert self._watch is not None
-            for limit_s in (self._watch.seldom_s, self._soonest_s()):
-                pause_s = pause_s if limit_s is None else min(pause_s, limit_s)
-            if self._leading:
-                self._changed.wait(pause_s)
-                continue
-            self._leading = True
-            self._lock.release()
-            try:
-                events = epoll.poll(pause_s)
-            finally:
-                self._lock.acquire()
-                self._leading = False
-                self._changed.notify_all()
-            self._handle(events)
-            if self._watch.seldom_s is not None:
-                self._look_around()
-        return result
-
-    def _soonest_s(self) -> float | None:
-        """Seconds until something that was found may be taken though not all producers have answered."""
-        ripe = (interest.ripe_in_s() for interest in self._interests.values() if interest.found)
-        return min((in_s for in_s in ripe if in_s is not None), default=None)
-
-    def _handle(self, events: list[tuple[int, int]]) -> None:
-        assert self._watch is not None
+    def _handle(self, events: Events) -> None:
         for fd, event in events:
-            link = self._links.get(fd)
+            link = self._neighbours.links.get(fd)
             if link is None:
-                if fd == self._watch.fd:
-                    self._watch.clear()
-                    self._look_around()
-                continue
-            if event & select.EPOLLOUT:
+                self._neighbours.noticed(fd)
+            elif event == select.EPOLLOUT:
                 link.channel.flush()
-            if event & ~select.EPOLLOUT:
+            else:
                 self._read(link)
 
     def _read(self, link: Link) -> None:
@@ -433,12 +331,15 @@ class ConsumerEnd:
 
     def _understand(self, link: Link, message: protocol.ToConsumer) -> None:
         match message:
-            case protocol.Found(lookup):
-                interest = self._lookups.pop(lookup, None)
-                if interest is None:  # cancelled meanwhile
-                    link.give_back(message)
-                else:
-                    interest.answered(link, message)
+            case protocol.Found(finds):
+                for find in finds:
+                    interest = self._lookups.pop(find.lookup, None)
+                    if interest is None:  # cancelled meanwhile
+                        link.give_back(find)
+                    else:
+                        interest.answered(link, find)
+                        if interest.silent:
+                            self._ripe_at_s = time.monotonic() + SILENCE_S
             case protocol.Waiting(lookups):
                 for lookup in lookups:
                     if lookup in self._lookups:
@@ -452,10 +353,6 @@ class ConsumerEnd:
                     self._calls[call][link] = answer
             case protocol.Bye():
                 link.said_goodbye = True
-            case protocol.Refused():
-                self._part(link)
-            case protocol.Welcome():
-                pass
 
     def _end(self, interest: Interest, link: Link, error: OmniConnectorError) -> None:
         """Note that a producer will not give what is wanted; only one that closes leaves hope in the others."""
@@ -471,15 +368,16 @@ class ConsumerEnd:
         """Ask all producers, or one; their answers, None for each that did not answer in time."""
         with self._lock:
             self._open()
+            self._wait.look()
             call = self._numbers(1)
             answers: dict[Link, Any] = {
-                link: None for link in self._links.values() if producer in (None, link.address.producer)
+                link: None for link in self._neighbours.links.values() if producer in (None, link.address.producer)
             }
             self._calls[call] = answers
             try:
-                for link in tuple(answers):
+                for link in answers:
                     link.channel.send(message(call))
-                self._until(lambda: all(answer is not None for answer in answers.values()) or None, deadline)
+                self._wait.until(lambda: all(answer is not None for answer in answers.values()) or None, deadline)
             finally:
                 del self._calls[call]
             return list(answers.values())

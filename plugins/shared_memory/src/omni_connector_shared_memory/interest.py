@@ -40,7 +40,7 @@ class Claimed(NamedTuple):
     """A claim on a payload, not used yet."""
 
     link: Link
-    found: protocol.Found
+    found: protocol.Find
 
 
 class Interest:
@@ -62,7 +62,7 @@ class Interest:
         """Whether the producer at the other end of a link may have what is wanted, and was not asked."""
         return self.target.means(link.address) and link not in self.asked
 
-    def answered(self, link: Link, found: protocol.Found | None = None) -> None:
+    def answered(self, link: Link, found: protocol.Find | None = None) -> None:
         """Note what a producer said."""
         self.silent.discard(link)
         if found is not None:

@@ -11,7 +11,12 @@ import weakref
 from functools import lru_cache
 from typing import Any
 
-from omni_connector_core.errors import BackendUnavailableError, IncompatibleMetadataError, OmniConnectorError
+from omni_connector_core.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    IncompatibleMetadataError,
+    OmniConnectorError,
+)
 from omni_connector_core.transport import Memory
 
 from omni_connector_shared_memory import protocol
@@ -85,56 +90,71 @@ class Link:
         data = self.channel.receive()
         return None if data is None else protocol.decode_at_consumer(data)
 
-    def take(self, found: protocol.Found) -> Memory:
-        """Use a claim: its memory, which is released when the last view of it is gone."""
+    def take(self, found: protocol.Find) -> Memory:
+        """Use a claim: its memory, which is released when the last view of it is gone.
+
+        Raises
+        ------
+        CapacityError
+            This process may map no more; the payload stays for whoever asks next.
+        """
         pool, board = self._pool, self._board
         assert pool is not None
         assert board is not None
-        board[found.ticket] = TAKEN
+        array = _array(found.nbytes)
         if not found.shared:
-            memory = _array(found.nbytes).from_buffer(pool, found.offset)
-        elif found.nbytes <= PRIVATE_COPY_NBYTES:
-            memory = _array(found.nbytes).from_buffer_copy(pool, found.offset)
+            memory = array.from_buffer(pool, found.offset)
+        elif found.nbytes <= PRIVATE_COPY_NBYTES or self._pool_fd < 0:
+            memory = array.from_buffer_copy(pool, found.offset)
             self._release(found.ticket)
             return memory
         else:
-            skipped = found.offset % mmap.ALLOCATIONGRANULARITY
-            private = mmap.mmap(
-                self._pool_fd, found.nbytes + skipped, flags=mmap.MAP_PRIVATE, offset=found.offset - skipped
-            )
-            memory = _array(found.nbytes).from_buffer(private, skipped)
+            memory = array.from_buffer(*self._map_private(found))
+        board[found.ticket] = TAKEN
         lease = _Lease(memory, self._ended)
         lease.ticket = found.ticket
         self._held[found.ticket] = found.nbytes
         _leases[id(lease)] = lease
         return memory
 
-    def peek(self, found: protocol.Found) -> Any:
+    def _map_private(self, found: protocol.Find) -> tuple[mmap.mmap, int]:
+        """Map the pages of a payload so that writing to them changes them for this mapping alone."""
+        skipped = found.offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            private = mmap.mmap(
+                self._pool_fd, found.nbytes + skipped, flags=mmap.MAP_PRIVATE, offset=found.offset - skipped
+            )
+        except OSError as error:
+            self.give_back(found)
+            raise CapacityError(f"this process may map no more memory: {error.strerror}") from error
+        return private, skipped
+
+    def peek(self, found: protocol.Find) -> Any:
         """Look at a claim's memory without using it up; the view must not outlive the claim."""
         assert self._pool is not None
         return _array(found.nbytes).from_buffer(self._pool, found.offset)
 
-    def finish(self, found: protocol.Found) -> None:
+    def finish(self, found: protocol.Find) -> None:
         """Use a claim up whose bytes were copied out."""
         self._release(found.ticket)
 
-    def give_back(self, found: protocol.Found) -> None:
+    def give_back(self, found: protocol.Find) -> None:
         """Leave a payload to whoever asks next."""
         self.channel.send(protocol.Unread([found.ticket]))
 
     def retire(self) -> None:
         """Take no more payloads; the connection lives on, unattended, for as long as views of its memory do."""
-        self._retired = True
         self.channel.send(protocol.Leave())
+        self._retired = True
         if not self._held:
             self.close()
 
     def close(self) -> None:
         """Close the connection; memory that is mapped stays valid for those who have views of it."""
         self.channel.close()
-        if self._pool_fd >= 0:
-            os.close(self._pool_fd)
-            self._pool_fd = -1
+        fd, self._pool_fd = self._pool_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def abandon(self) -> None:
         """Close the files in a forked child."""
@@ -165,25 +185,29 @@ class Link:
         if received is None:
             return None
         data, fds = received
-        message = protocol.decode_at_consumer(data)
-        match message:
-            case protocol.Refused(reason):
-                self.refusal = BackendUnavailableError(
-                    f"permission denied by {self.address}: {reason}", hint="Run both stages as one user"
-                )
-            case protocol.Welcome(version, capacity_nbytes) if len(fds) == 2:
-                if version == protocol.VERSION:
-                    self._pool_fd, board_fd = fds
-                    self._pool = map_shared(self._pool_fd, capacity_nbytes)
-                    self._board = open_board(board_fd)
-                    os.close(board_fd)
+        try:
+            message = protocol.decode_at_consumer(data)
+            match message:
+                case protocol.Welcome(version=protocol.VERSION) if len(fds) == 2:
+                    self._pool_fd = os.dup(fds[0])
+                    self._pool = map_shared(fds[0], message.capacity_nbytes)
+                    self._board = open_board(fds[1])
                     return message
-                self.refusal = IncompatibleMetadataError(
-                    f"{self.address} speaks version {version} of the protocol, this process {protocol.VERSION}",
-                    hint="Install the same omni-connector-shared-memory on both sides of the edge",
-                )
-        for fd in fds:
-            os.close(fd)
-        if self.refusal is None:
-            raise ChannelEnd(f"{self.address} began with {type(message).__name__}")
-        return message
+                case protocol.Welcome(version=version):
+                    self.refusal = IncompatibleMetadataError(
+                        f"{self.address} speaks version {version} of the protocol, this process {protocol.VERSION}",
+                        hint="Install the same omni-connector-shared-memory on both sides of the edge",
+                    )
+                case protocol.Refused(reason):
+                    self.refusal = BackendUnavailableError(
+                        f"permission denied by {self.address}: {reason}", hint="Run both stages as one user"
+                    )
+        except OSError as error:
+            self.refusal = BackendUnavailableError(
+                f"the memory of {self.address} cannot be mapped: {error.strerror}",
+                hint="Lower capacity_bytes, or raise the limit on address space or open files",
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+        raise ChannelEnd("no welcome")

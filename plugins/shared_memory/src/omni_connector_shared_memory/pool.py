@@ -94,7 +94,14 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = False
         self.fd = anonymous_file("omni-connector-pool", self.capacity_nbytes, directory)
-        self._view = memoryview(map_shared(self.fd, self.capacity_nbytes))
+        try:
+            self._view = memoryview(map_shared(self.fd, self.capacity_nbytes))
+        except OSError as error:
+            os.close(self.fd)
+            raise BackendUnavailableError(
+                f"{self.capacity_nbytes:,} bytes of address space cannot be had: {error.strerror}",
+                hint="Lower capacity_bytes, or raise the limit on address space",
+            ) from error
 
     @property
     def taken_nbytes(self) -> int:

@@ -110,6 +110,11 @@ class ProducerEnd:
             raise
         server.wake_by(time.monotonic() + ttl_s)
 
+    @property
+    def serving(self) -> bool:
+        """Whether consumers are answered, if this end has been used at all."""
+        return self._running is None or self._running.server.running
+
     def usage(self) -> Usage:
         """Say what is held, after looking at what consumers released."""
         if self._running is None:

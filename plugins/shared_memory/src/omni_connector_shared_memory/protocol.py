@@ -51,8 +51,8 @@ class Refused(_Message, tag=2):
     reason: str
 
 
-class Found(_Message, tag=3):
-    """The consumer now has a claim on a payload."""
+class Find(msgspec.Struct, array_like=True):
+    """A claim on a payload, which the consumer now has."""
 
     lookup: int
     ticket: int
@@ -60,6 +60,12 @@ class Found(_Message, tag=3):
     nbytes: int
     shared: bool
     """Others may read it too, so nobody may write to it."""
+
+
+class Found(_Message, tag=3):
+    """These are there, and claimed."""
+
+    finds: list[Find]
 
 
 class Waiting(_Message, tag=4):

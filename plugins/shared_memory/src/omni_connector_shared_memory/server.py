@@ -50,6 +50,11 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="omni-connector-shared-memory", daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
     def wake_by(self, at_s: float) -> None:
         """Make sure that expiries are looked at by a point in time (monotonic clock)."""
         if at_s < self._wakes_at_s:
@@ -95,11 +100,14 @@ class Server:
             os.close(self._wake)
 
     def _serve(self) -> None:
-        # first, so that a put during the sweep sees that the thread must be woken for its payload
-        self._wakes_at_s = math.inf
-        pause_s = self._ledger.sweep()
-        if pause_s is not None:
-            self._wakes_at_s = min(self._wakes_at_s, time.monotonic() + pause_s)
+        now_s = time.monotonic()
+        if now_s >= self._wakes_at_s:
+            # before the sweep, so that a put during it sees that the thread must be woken for its payload
+            self._wakes_at_s = math.inf
+            next_s = self._ledger.sweep()
+            if next_s is not None:
+                self._wakes_at_s = min(self._wakes_at_s, now_s + next_s)
+        pause_s = None if self._wakes_at_s == math.inf else max(self._wakes_at_s - now_s, 0.0)
         for fd, events in self._epoll.poll(pause_s):
             connection = self._by_fd.get(fd)
             if connection is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, CapacityError
 from omni_connector_core.frame import Frame, scatter
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
@@ -71,7 +71,7 @@ class SharedMemoryTransport(Transport):
         link, found = self._consumer.get(_target(key, where), deadline)
         try:
             nbytes = scatter(link.peek(found), buffers)
-        except OmniConnectorError:
+        except BaseException:
             link.give_back(found)
             raise
         link.finish(found)
@@ -120,9 +120,13 @@ class SharedMemoryTransport(Transport):
         pool = Pool(1, 1, self.options.pool_dir)
         try:
             if pool.take(1) is None:
-                return f"no memory: {pool.refusal}"
+                raise CapacityError(pool.refusal)
         finally:
             pool.close()
+        if not self._producer.serving:
+            raise BackendUnavailableError(
+                "the thread that answers consumers has ended", hint="Its traceback is in the log"
+            )
         if self.context.role is Role.PRODUCER:
             return "shared memory can be had"
         return f"shared memory can be had; {self._consumer.ping(deadline)} producers answer"
