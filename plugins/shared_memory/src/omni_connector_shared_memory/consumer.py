@@ -77,9 +77,7 @@ class ConsumerEnd:
             self._open()
             self._waiting[target] = self._waiting.get(target, 0) + 1
             try:
-                outcome: Claimed | OmniConnectorError | None = self._wait.until(
-                    lambda: self._outcome(target), deadline, self._look_again_s
-                )
+                outcome = self._wait.until(partial(self._outcome, target), deadline, self._look_again_s)
             finally:
                 self._waiting[target] -= 1
                 if not self._waiting[target]:

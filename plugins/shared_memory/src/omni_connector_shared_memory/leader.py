@@ -57,7 +57,7 @@ class LeaderFollowers:
 
     def until(
         self,
-        done: Callable[[], ResultT | None],
+        done: Callable[[], ResultT],
         deadline: Deadline,
         look_again_s: Callable[[], float | None] = lambda: None,
     ) -> ResultT | None:
