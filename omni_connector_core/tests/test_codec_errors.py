@@ -9,6 +9,7 @@ import enum
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import codec_cases as cases
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 import torch
 from omni_connector_core.codec import Codec
-from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, REGISTERED, STRUCT, Ext, pack
+from omni_connector_core.codec.walk import Writer
+from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, NUMPY_DTYPE, REGISTERED, STRUCT, Ext, pack
 from omni_connector_core.errors import DecodeError, EncodeError
 from omni_connector_core.frame import Frame
+from PIL import Image
 
 
 class Text(str):
@@ -133,6 +136,25 @@ def test_how_deep_a_payload_may_be(wrap: Any) -> None:
         payload = [payload, None]
     with pytest.raises(EncodeError, match="nested deeper"):
         Codec().encode(payload)
+
+
+def test_tensors_that_torch_only_pretends_to_have() -> None:
+    def refused(batched: torch.Tensor) -> torch.Tensor:
+        for payload in ([0, batched], [0, [batched] * 9]):
+            with pytest.raises(EncodeError, match=r"payload\[1\]: a tensor without memory"):
+                Codec().encode(payload)
+        return batched
+
+    torch.vmap(refused)(torch.zeros(2, 3))
+    refused(torch._efficientzerotensor(3))
+
+
+def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    cases.image("RGB", (200, 200)).save(tmp_path / "image.png")
+    raw = (tmp_path / "image.png").read_bytes()
+    (tmp_path / "image.png").write_bytes(raw[: len(raw) // 2])
+    with Image.open(tmp_path / "image.png") as opened, pytest.raises(EncodeError, match=r"payload\[0\]: an image"):
+        Codec().encode([opened])
 
 
 def test_a_failing_to_state_is_an_encode_error() -> None:
@@ -320,6 +342,31 @@ def test_flags_and_enums_from_elsewhere() -> None:
     for state in ("BLUE", 1, None, []):
         with pytest.raises(DecodeError):
             decode_meta(Ext(ENUM, pack([f"{cases.__name__}:Color", state])))
+
+
+@pytest.mark.parametrize("payload", [torch.ones(5000), np.ones(5000), b"x" * 5000, memoryview(b"y" * 5000)], ids=type)
+def test_a_short_message_cannot_ask_for_many_copies(payload: Any) -> None:
+    codec = Codec()
+    writer = Writer(codec._types)
+    lowered = writer.lower(payload, 0)
+    memory = frame_bytes(Frame(pack([lowered] * 1000), writer.sources))[0]
+    with pytest.raises(DecodeError, match="used twice"):
+        codec.decode(memory, copy=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["04b1", "|04b1", "(2,)i4", "i4,f8", "<i4,<i4", "O", "|O8", "|O", "float", "<T16", "", "<f3", "U5", "\ud800"],
+)
+def test_text_that_is_no_dtype_of_ours(text: str) -> None:
+    lowered = {"names": ["a"], "formats": [text], "offsets": [0], "titles": [None], "itemsize": 8} | {
+        "aligned": False,
+        "record": False,
+    }
+    for description in (text, [text, [2]], lowered):
+        raw = msgspec.msgpack.encode(description) if text.isascii() else b"\xa3\xed\xa0\x80"
+        with pytest.raises(DecodeError):
+            decode_meta(Ext(NUMPY_DTYPE, raw))
 
 
 def test_a_key_that_cannot_be_one() -> None:

@@ -198,6 +198,21 @@ def test_groups_of_tensors(name: str, shape: tuple[int, ...], kind: type) -> Non
     assert same(round_trip(payload, copy=True), payload)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_tensors_come_back_on_the_cpu() -> None:
+    payload = {
+        "one": torch.arange(1000, device="cuda"),
+        "strided": torch.arange(12.0, device="cuda").view(3, 4).T,
+        "group": [torch.full((64,), float(i), device="cuda") for i in range(20)],
+    }
+    on_cpu = {
+        "one": payload["one"].cpu(),
+        "strided": payload["strided"].cpu(),
+        "group": [t.cpu() for t in payload["group"]],
+    }
+    assert same(round_trip(payload), on_cpu)
+
+
 def test_a_group_is_one_buffer_and_only_alike_tensors_are_one() -> None:
     codec = Codec()
     alike = [tensor(torch.float32, (4,), seed) for seed in range(8)]

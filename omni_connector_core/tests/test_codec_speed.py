@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from omni_connector_core.codec import Codec
+from omni_connector_core.frame import scatter
 
 CONTROL = {
     "request_id": "req-0123456789",
@@ -74,28 +77,48 @@ def test_large_buffers_cost_nothing_until_they_are_written() -> None:
     assert both_s([large], 50) < 5 * both_s([small], 50)
 
 
-def test_a_large_copy_releases_the_interpreter() -> None:
-    import threading
+@pytest.fixture
+def only_voluntary_switches() -> Iterator[None]:
+    """Nobody is made to give up the interpreter's lock."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before_s)
 
+
+@pytest.mark.usefixtures("only_voluntary_switches")
+@pytest.mark.parametrize("name", ["write", "bytes", "bytearray", "scatter"])
+def test_a_large_copy_releases_the_interpreter(name: str) -> None:
     codec = Codec()
-    frame = codec.encode(torch.zeros(32 << 20))
+    nbytes = 64 << 20
+    frame = codec.encode(bytes(nbytes) if name != "bytearray" else bytearray(nbytes))
     memory = (ctypes.c_char * frame.nbytes)()
     frame.write_into(memory)
+    target = bytearray(nbytes)
+    work: Callable[[], Any] = {
+        "write": lambda: frame.write_into(memory),
+        "bytes": lambda: codec.decode(memory),
+        "bytearray": lambda: codec.decode(memory),
+        "scatter": lambda: scatter(memory, [target]),
+    }[name]
     ticks = 0
-    stop = threading.Event()
+    stop = False
 
     def count() -> None:
         nonlocal ticks
-        while not stop.is_set():
+        while not stop:
             ticks += 1
+            time.sleep(0)  # gives up the lock, which the other thread does nowhere but in the copy
 
     thread = threading.Thread(target=count)
     thread.start()
-    before = ticks
-    for _ in range(10):
-        frame.write_into(memory)
-    # with the lock held, it would advance only between the copies
-    during = ticks - before
-    stop.set()
+    ticked = 0
+    for _ in range(50):
+        before = ticks
+        work()
+        ticked += ticks - before
+        if ticked:
+            break
+    stop = True
     thread.join()
-    assert during > 1000
+    assert ticked

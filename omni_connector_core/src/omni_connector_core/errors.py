@@ -125,7 +125,7 @@ def _short(text: str) -> str:
 
 
 def _rebuild(cls: type[OmniConnectorError], state: dict[str, object]) -> OmniConnectorError:
-    error = cls.__new__(cls)
+    error = cls()  # not cls.__new__: which builtin's that would be depends on the subclass
     Exception.__init__(error, state.get("message", ""))
     error.__dict__.update(state)
     return error
@@ -298,7 +298,7 @@ def error_from_code(code: str, message: str) -> OmniConnectorError:
     cls = globals().get(code)
     if not (isinstance(cls, type) and issubclass(cls, OmniConnectorError)):
         return OmniConnectorError(f"{code}: {message}")
-    error = cls.__new__(cls)
+    error = cls()
     OmniConnectorError.__init__(error, message)
     return error
 

@@ -2,14 +2,24 @@
 
 ::
 
-    0   64-byte header, little-endian      magic, format version, counts, lengths, sums
-    64  u64 length of each buffer
-        msgpack meta                       the payload with its large parts replaced by buffer numbers
-        padding to a multiple of 64        here ends the head
-        buffer 0, padding, buffer 1, ...   raw bytes, each starts at a multiple of 64
+    0    4s   magic "OMNF"
+    4    u32  CRC-32 of the head from offset 8 to the end of the meta
+    8    u16  format version
+    10   u8   flags, 0
+    11   u8   checksum algorithm of the data (see `checksum`)
+    12   u32  number of buffers
+    16   u32  length of the meta
+    20   u64  length of the frame
+    28   u64  sum of the data, 0 without an algorithm
+    36        0
+    64   u64  length of each buffer
+         ...  meta: msgpack, the payload with its large parts replaced by buffer numbers (see `codec.wire`)
+              0 to a multiple of 64; here ends the head
+         ...  buffer 0, padding, buffer 1, ...: raw bytes, each starts at a multiple of 64
 
-Offsets are derived from lengths and never sent. The head always carries a CRC-32 of itself; the data a sum if the
-codec was asked for one. Buffer padding is not written: it is in no sum and nobody reads it.
+All numbers are little-endian, and so are the machines this is for: buffers cross as they lie in memory. Offsets are
+derived from lengths and never sent. The head always carries a CRC-32 of itself; the data a sum if the codec was asked
+for one. Buffer padding is not written: it is in no sum and nobody reads it.
 
 A producer has a `Frame` (bytes that still lie in the payload's own objects) and copies it once into memory of its
 transport, or hands its `Frame.segments` to an engine that gathers. A consumer has memory, and a `FrameLayout` that says
@@ -86,6 +96,8 @@ class Frame:
 
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
         lengths = [nbytes for _, nbytes, _ in sources]
+        if len(meta) >= 1 << 32:
+            raise ValueError("the values beside the buffers are longer than 4 GiB")
         unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
         head_nbytes = (unpadded + 63) & -64
         self.nbytes = head_nbytes + sum([(length + 63) & -64 for length in lengths])

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 
 from omni_connector_contract_tests.harness.payloads import Bulk, build, fingerprint
-from omni_connector_contract_tests.harness.worker import Acting
-from omni_connector_core import NOT_READY, OmniConnectorError
+from omni_connector_contract_tests.harness.worker import Acting, Run
+from omni_connector_core import NOT_READY, Capabilities, OmniConnectorError
 
 # ---- putting
 
@@ -42,6 +42,13 @@ def get_many(acting: Acting, prefix: str, count: int, threads: int) -> list[str]
 
     _in_threads(threads, count, get)
     return found
+
+
+def put_for_ever(acting: Acting, nbytes: int) -> None:
+    """Put k0, k1, ... until killed; the n-th is a `Bulk` of seed n % 4."""
+    arrays = [Bulk(nbytes, seed=n).build() for n in range(4)]
+    for n in range(1_000_000):
+        acting.connector.put(f"k{n}", arrays[n % 4], timeout=60.0)
 
 
 def _in_threads(threads: int, count: int, work: Any) -> None:
@@ -265,3 +272,17 @@ def listening_ports() -> list[tuple[str, int]]:
     """List the TCP ports that this process listens on, with the address."""
     connections = psutil.Process().net_connections("tcp")
     return sorted((c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN)
+
+
+RUN_LISTENING = Run(None, listening_ports, (), {})
+"""The request for `listening_ports`."""
+
+
+def capabilities_of_transport(acting: Acting) -> Capabilities:
+    """Return what the transport itself claims."""
+    return acting.connector.transport.capabilities
+
+
+def put_unencodable(acting: Acting, key: str) -> None:
+    """Put something that no codec can encode, inside something that it can."""
+    acting.connector.put(key, {"fine": 1, "inside": [0, 1, threading.Lock()]})

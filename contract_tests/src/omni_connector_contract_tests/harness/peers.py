@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing import Pipe
@@ -117,15 +119,23 @@ class LocalPeer(Peer):
 
 
 class ProcessPeer(Peer):
-    """A process, started afresh (nothing is inherited), that dies with this one."""
+    """A process, started afresh (nothing is inherited), that dies with this one.
 
-    def __init__(self, patience_s: float, environment: dict[str, str]) -> None:
+    Parameters
+    ----------
+    environment
+        Variables on top of this process's.
+    prefix
+        A command that runs it, e.g. in another network namespace; it must execute it in its own place.
+    """
+
+    def __init__(self, patience_s: float, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         super().__init__(patience_s)
         ours, theirs = Pipe()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "omni_connector_contract_tests.harness.worker", str(theirs.fileno())],
+                [*prefix, sys.executable, "-m", "omni_connector_contract_tests.harness.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             )
@@ -162,6 +172,10 @@ class ProcessPeer(Peer):
             except (EOFError, OSError):
                 break
             pending = self._pending.pop(number)
+            try:
+                answer = pickle.loads(answer)
+            except Exception as error:  # noqa: BLE001 - what was sent cannot be read: the test must know
+                good, answer = False, error
             if good:
                 pending.future.set_result(answer)
             else:
@@ -205,10 +219,22 @@ class Peers:
         Whether each peer is a process.
     patience_s
         How long to wait for any answer before the peer counts as hung, seconds.
+    prefixes
+        By peer: what to put before its command, to start it somewhere else (`two_hosts`).
+    apart
+        Names of peers that have a runtime folder of their own; the others share one.
     """
 
-    def __init__(self, *, processes: bool, patience_s: float) -> None:
-        self.processes, self.patience_s = processes, patience_s
+    def __init__(
+        self,
+        *,
+        processes: bool,
+        patience_s: float,
+        prefixes: Mapping[str, Sequence[str]] | None = None,
+        apart: Sequence[str] = ("elsewhere",),
+    ) -> None:
+        self.processes, self.patience_s, self._apart = processes, patience_s, apart
+        self._prefixes = prefixes or {}
         self.folder = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))  # short: unix sockets may lie in it
         self.token = f"contract-{os.getpid()}-{self.folder.name[3:]}"
         self._peers: dict[str, Peer] = {}
@@ -226,8 +252,10 @@ class Peers:
             if self.processes:
                 if peer is not None:
                     peer.shutdown()
-                environment = {"TMPDIR": str(self.folder), "XDG_RUNTIME_DIR": str(self.folder)}
-                peer = ProcessPeer(self.patience_s, environment)
+                folder = self.folder / name if name in self._apart else self.folder
+                folder.mkdir(exist_ok=True)
+                environment = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)}
+                peer = ProcessPeer(self.patience_s, environment, self._prefixes.get(name, ()))
             else:
                 peer = LocalPeer(self.patience_s)
             self._peers[name] = peer
@@ -240,8 +268,6 @@ class Peers:
 
     def shutdown(self) -> None:
         """End them all."""
-        import shutil
-
         for peer in self._peers.values():
             peer.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -102,12 +102,13 @@ class Servant:
 
 def _answer(servant: Servant, pipe: Connection, lock: threading.Lock, number: int, request: Any) -> None:
     try:
-        reply = pickle.dumps((number, True, servant.do(request)))
+        good, answer = True, pickle.dumps(servant.do(request))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the test wants to see it
         try:
-            reply = pickle.dumps((number, False, error))
+            good, answer = False, pickle.dumps(error)
         except Exception:  # noqa: BLE001 - an error that cannot travel is told in words
-            reply = pickle.dumps((number, False, RuntimeError(f"{type(error).__name__}: {error}")))
+            good, answer = False, pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    reply = pickle.dumps((number, good, answer))
     with lock:
         pipe.send_bytes(reply)
 

@@ -2,22 +2,42 @@
 
 from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.suite.base import ContractTests, deviation, requires, without
+from omni_connector_contract_tests.suite.buffers import TestBatch, TestGetInto, TestViews
+from omni_connector_contract_tests.suite.capacity import TestCapacity, TestState
 from omni_connector_contract_tests.suite.endings import TestCleanup, TestExpiry, TestFail
+from omni_connector_contract_tests.suite.hygiene import TestHostileBytes, TestLeaks
+from omni_connector_contract_tests.suite.identity import TestEdgesAndProducers, TestKeys
+from omni_connector_contract_tests.suite.processes import TestDeath, TestStandstill
 from omni_connector_contract_tests.suite.reads import TestReads, TestReplacing
 from omni_connector_contract_tests.suite.transfer import TestMetadata, TestTransfer
+from omni_connector_contract_tests.suite.usage import TestLifecycle, TestOptions, TestThreads
 from omni_connector_contract_tests.suite.waiting import TestHandles, TestWaiting
 
 __all__ = [
     "Backend",
     "ContractTests",
+    "TestBatch",
+    "TestCapacity",
     "TestCleanup",
+    "TestDeath",
+    "TestEdgesAndProducers",
     "TestExpiry",
     "TestFail",
+    "TestGetInto",
     "TestHandles",
+    "TestHostileBytes",
+    "TestKeys",
+    "TestLeaks",
+    "TestLifecycle",
     "TestMetadata",
+    "TestOptions",
     "TestReads",
     "TestReplacing",
+    "TestStandstill",
+    "TestState",
+    "TestThreads",
     "TestTransfer",
+    "TestViews",
     "TestWaiting",
     "deviation",
     "requires",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,7 @@ _COMMON: Final = tuple(
     for name in ("V1", "?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 )
 _CODES: Final = {dtype: code for code, dtype in enumerate(_COMMON) if code}
+_DTYPE_STR: Final = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)", re.ASCII)
 _STRUCTURE: Final = {"names", "formats", "offsets", "titles", "itemsize", "aligned", "record"}
 
 
@@ -93,7 +95,8 @@ def _dtype_of(description: Any, depth: int = 0) -> np.dtype[Any]:
     if depth > 16:
         raise DecodeError("a dtype is nested too deep")
     if type(description) is str:
-        if description[:1] not in set("<>|=") or "," in description:
+        # numpy takes a good deal more, and compiles some of it
+        if not _DTYPE_STR.fullmatch(description):
             raise DecodeError(f"{description!r} is not a dtype")
         dtype = np.dtype(description)
     elif type(description) is list and len(description) == 2:
@@ -147,10 +150,10 @@ def _lift_array(reader: Reader, data: memoryview) -> np.ndarray[Any, Any]:
     if not nbytes:
         return np.empty(shape, dtype)
     if dtype.kind == "b":
-        check_bool(reader.buffer(index))
+        check_bool(reader.base[offset : offset + nbytes])
     if reader.private:
         # bytes are copied, because a copy of the array may leave out what lies between fields
-        return np.ndarray(shape, dtype, reader.buffer(index).copy())
+        return np.ndarray(shape, dtype, reader.base[offset : offset + nbytes].copy())
     return np.ndarray(shape, dtype, reader.base, offset)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,18 @@ LOWERERS: dict[type, Lowerer] = {
     memoryview: _lower_memoryview,
 }
 
-# CPython's own way to fill a new object before anybody else sees it: one copy, and without the GIL
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+
+def _maker(name: str) -> Callable[[None, int], Any]:
+    function: Any = getattr(ctypes.pythonapi, name)
+    function.restype = ctypes.py_object
+    function.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+    made: Callable[[None, int], Any] = function
+    return made
+
+
+# CPython's own way to make an object and fill it before anybody else sees it: one copy, and without the GIL
+_new_bytes = _maker("PyBytes_FromStringAndSize")
+_new_bytearray = _maker("PyByteArray_FromStringAndSize")
 
 
 def _buffer_of(reader: Reader, data: memoryview) -> np.ndarray[Any, Any]:
@@ -75,11 +84,19 @@ def _buffer_of(reader: Reader, data: memoryview) -> np.ndarray[Any, Any]:
 
 def _lift_bytes(reader: Reader, data: memoryview) -> bytes:
     source = _buffer_of(reader, data)
-    nbytes = source.nbytes
-    if nbytes < RELEASE_GIL_NBYTES:
-        return source.tobytes()
-    made: bytes = _new_bytes(None, nbytes)
-    copy(region(made).address, array_address(source), nbytes)
+    made: bytes = source.tobytes() if source.nbytes < RELEASE_GIL_NBYTES else _filled(_new_bytes, source)
+    return made
+
+
+def _lift_bytearray(reader: Reader, data: memoryview) -> bytearray:
+    source = _buffer_of(reader, data)
+    made: bytearray = bytearray(source) if source.nbytes < RELEASE_GIL_NBYTES else _filled(_new_bytearray, source)
+    return made
+
+
+def _filled(new: Callable[[None, int], Any], source: np.ndarray[Any, Any]) -> Any:
+    made = new(None, source.nbytes)
+    copy(region(made).address, array_address(source), source.nbytes)
     return made
 
 
@@ -95,6 +112,6 @@ def _lift_memoryview(reader: Reader, data: memoryview) -> memoryview:
 
 
 LIFTERS[BYTES] = _lift_bytes
-LIFTERS[BYTEARRAY] = lambda reader, data: bytearray(_buffer_of(reader, data))
+LIFTERS[BYTEARRAY] = _lift_bytearray
 LIFTERS[SMALL_BYTEARRAY] = lambda reader, data: bytearray(data)
 LIFTERS[MEMORYVIEW] = _lift_memoryview

@@ -138,9 +138,10 @@ class Codec:
         TypeError
             If ``memory`` is no buffer.
         """
-        if not memoryview(memory).nbytes:
-            raise DecodeError("a frame of no bytes")
-        base = np.frombuffer(memory, np.uint8)
+        try:
+            base = np.frombuffer(memory, np.uint8)
+        except ValueError as error:
+            raise DecodeError(f"no frame: {error}") from error
         layout = FrameLayout.parse_head(base)
         layout.verify(base)
         reader = Reader(self._types, base, layout, copy)

@@ -44,6 +44,10 @@ def lowerer(kind: type) -> Lowerer | None:
 
 
 def _lower(writer: Writer, value: Image.Image, depth: int) -> Any:
+    try:
+        value.load()
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UnencodableError(f"an image that PIL cannot read: {error}") from error
     mode = value.mode
     if mode != "1" and mode not in _PIXEL_NBYTES:
         raise UnencodableError(f"an image of mode {mode!r}")

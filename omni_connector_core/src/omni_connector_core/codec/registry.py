@@ -240,9 +240,9 @@ def _lift_registered(reader: Reader, data: memoryview) -> Any:
 def _load_torch() -> None:
     try:
         from omni_connector_core.codec import tensors
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+    except (ImportError, OSError) as error:
+        if getattr(error, "name", None) != "torch" or not isinstance(error, ModuleNotFoundError):
+            raise DecodeError(f"the payload holds a tensor, and torch is broken here: {error}") from error
         LIFTERS.update(raw_tensors.LIFTERS)
     else:
         LIFTERS.update(tensors.LIFTERS)
@@ -251,7 +251,7 @@ def _load_torch() -> None:
 def _load_pil() -> None:
     try:
         from omni_connector_core.codec import images
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise DecodeError("the payload holds an image", hint="pip install pillow") from error
     LIFTERS.update(images.LIFTERS)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from omni_connector_core.codec.arrays import array_head, check_bool
-from omni_connector_core.codec.dtypes import NUMPY_NAMES, TORCH_DTYPES
+from omni_connector_core.codec.dtypes import NUMPY_NAMES, TORCH_DTYPES, TORCH_ITEMSIZES
 from omni_connector_core.codec.walk import Grouper, Lifter, Lowerer, Reader, UnencodableError, Writer
 from omni_connector_core.codec.wire import (
     ARRAY_HEADS,
@@ -37,8 +37,12 @@ __all__ = ["GROUPERS", "LIFTERS", "LOWERERS"]
 #: code -> dtype, None where this torch is too old for it
 _DTYPES: tuple[torch.dtype | None, ...] = tuple(getattr(torch, name, None) for name in TORCH_DTYPES)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
-#: code -> the numpy dtype that torch.from_numpy turns into it: half as dear as frombuffer and view
-_FROM_NUMPY = tuple(np.dtype(name) if name in NUMPY_NAMES else None for name in TORCH_DTYPES)
+#: code -> numpy dtype of the same width, the same dtype if there is one: from_numpy is half as dear as frombuffer and view
+_AS_NUMPY = tuple(
+    np.dtype(name if name in NUMPY_NAMES else f"i{itemsize}")
+    for name, itemsize in zip(TORCH_DTYPES, TORCH_ITEMSIZES, strict=True)
+)
+_IN_NUMPY = tuple(name in NUMPY_NAMES for name in TORCH_DTYPES)
 #: itemsize -> dtype as which any bits can be copied; some dtypes have no copy of their own
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -54,13 +58,21 @@ def _lower_tensor(writer: Writer, value: torch.Tensor, depth: int) -> Any:
     ndim = len(shape)
     nbytes = value.nbytes
     if value.is_contiguous() and not value.is_conj() and not value.is_neg():
-        address = value.data_ptr()
-        if nbytes and not address:
-            raise UnencodableError("a tensor without memory")
+        address = _address(value)
         index = writer.put(address, nbytes, value)
     else:
         index = writer.put(functools.partial(_fill, value), nbytes)
     return Ext(TENSOR, ARRAY_HEADS[ndim].pack(code, ndim, index, *shape))
+
+
+def _address(value: torch.Tensor) -> int:
+    try:
+        address = value.data_ptr()
+    except RuntimeError as error:
+        raise UnencodableError(f"a tensor without memory of its own: {error}") from error
+    if value.nbytes and not address:
+        raise UnencodableError("a tensor without memory")
+    return address
 
 
 def stage(value: torch.Tensor) -> torch.Tensor:
@@ -101,13 +113,13 @@ def _group(writer: Writer, values: Sequence[torch.Tensor]) -> Any:
         found = list(map(alike, values))
         if found.count(found[0]) != count:
             return None
+    _address(first)
     if not first.is_cpu:
-        values = [stage(torch.stack(tuple(values)))]
-        fill = functools.partial(_fill, values[0])
+        staged = stage(torch.stack(tuple(values)))
+        index = writer.put(staged.data_ptr(), staged.nbytes, staged)
     else:
-        fill = functools.partial(_stack, values)
+        index = writer.put(functools.partial(_stack, values), count * first.nbytes)
     shape = (count, *first.shape)
-    index = writer.put(fill, count * first.nbytes)
     return Ext(TENSOR_GROUP, ARRAY_HEADS[len(shape)].pack(_CODES[first.dtype], len(shape), index, *shape))
 
 
@@ -126,8 +138,7 @@ def _lift_tensor(reader: Reader, data: memoryview) -> torch.Tensor:
     if dtype is None:
         raise DecodeError(f"torch dtype {code} is not known here")
     offset, nbytes = reader.span(index)
-    count = math.prod(shape)
-    if count * dtype.itemsize != nbytes:
+    if math.prod(shape) * dtype.itemsize != nbytes:
         raise DecodeError(f"a tensor of shape {shape} and dtype {dtype} in {nbytes} bytes")
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
@@ -138,11 +149,8 @@ def _lift_tensor(reader: Reader, data: memoryview) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=dtype)
         copy(tensor.data_ptr(), array_address(base) + offset, nbytes)
         return tensor
-    same = _FROM_NUMPY[code]
-    if same is not None:
-        return torch.from_numpy(np.ndarray(shape, same, base, offset))
-    flat = torch.frombuffer(base, dtype=dtype, count=count, offset=offset)
-    return flat if len(shape) == 1 else flat.view(shape)
+    tensor = torch.from_numpy(np.ndarray(shape, _AS_NUMPY[code], base, offset))
+    return tensor if _IN_NUMPY[code] else tensor.view(dtype)
 
 
 def _lift_group(reader: Reader, data: memoryview) -> list[torch.Tensor]:

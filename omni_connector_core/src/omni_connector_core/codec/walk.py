@@ -145,7 +145,7 @@ class Reader:
         self.types = types
         self.base = base
         self.offsets = layout.offsets
-        self.lengths = layout.lengths
+        self.lengths = layout.lengths.copy()
         self.private = private
         self.depth = 0
 
@@ -173,12 +173,19 @@ class Reader:
         return value
 
     def span(self, index: Any) -> tuple[int, int]:
-        """Look up offset and length of a buffer."""
+        """Take a buffer: its offset and length.
+
+        Each is taken once, or a short message could ask for any number of copies of a long buffer.
+        """
         if type(index) is not int or not 0 <= index < len(self.lengths):
             raise DecodeError(f"there is no buffer {index!r}")
-        return self.offsets[index], self.lengths[index]
+        nbytes = self.lengths[index]
+        if nbytes < 0:
+            raise DecodeError(f"buffer {index} is used twice")
+        self.lengths[index] = -1
+        return self.offsets[index], nbytes
 
     def buffer(self, index: Any) -> np.ndarray[Any, Any]:
-        """Return a buffer as a view of the frame's memory."""
+        """Take a buffer, as a view of the frame's memory."""
         offset, nbytes = self.span(index)
         return self.base[offset : offset + nbytes]

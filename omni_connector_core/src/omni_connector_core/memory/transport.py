@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from omni_connector_core.errors import (
     ClosedError,
     OmniConnectorError,
     PayloadTooLargeError,
+    PeerLostError,
     RequestAbandonedError,
     TransferTimeoutError,
 )
@@ -54,6 +56,7 @@ class _Meeting:
 
 _meetings: dict[tuple[str, Edge], _Meeting] = {}
 _meetings_lock = threading.Lock()
+_incarnations = itertools.count(1)
 
 
 class MemoryTransport(Transport):
@@ -66,6 +69,7 @@ class MemoryTransport(Transport):
         super().__init__(context)
         with _meetings_lock:
             self._meeting = _meetings.setdefault((context.namespace, context.edge), _Meeting())
+        self._incarnation = next(_incarnations)
         self._ledger: Ledger[bytearray] | None = None
         self._held = 0
         self._held_lock = threading.Lock()
@@ -95,7 +99,7 @@ class MemoryTransport(Transport):
             self._give_back(item)
             raise
         self._meeting.announce()
-        return {"generation": generation}
+        return {"incarnation": self._incarnation, "generation": generation}
 
     def _poll(self, key: Key, where: Where) -> Memory | None:
         with self._meeting.lock:
@@ -103,9 +107,12 @@ class MemoryTransport(Transport):
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
         with self._meeting.lock:
+            known = self._ledgers(where)
             while (memory := self._take_claim(key, where)) is None:
                 if self.closed:
                     raise ClosedError("closed while waiting")
+                if known and not self._ledgers(where):
+                    raise PeerLostError("the producer closed its end")
                 # a payload may expire while we wait: wake for that too
                 sweeps = [ledger.sweep() for ledger in self._meeting.ledgers.values()]
                 pause_s = min([deadline.remaining_s(), *(s for s in sweeps if s is not None)])
@@ -133,6 +140,10 @@ class MemoryTransport(Transport):
         for answer in answers.values():
             assert isinstance(answer, OmniConnectorError)
             raise answer
+        if key.request_id in self._meeting.abandoned:
+            raise RequestAbandonedError("the request was cleaned up")
+        if where.at is not None and not self._ledgers(where):
+            raise PeerLostError("the producer closed its end")
         return None
 
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
@@ -144,10 +155,12 @@ class MemoryTransport(Transport):
 
     def _ledgers(self, where: Where) -> list[tuple[MemoryTransport, Ledger[bytearray]]]:
         """List the producers that may be meant; with the meeting's lock held."""
+        incarnation = None if where.at is None else where.at.get("incarnation")
         return [
             (transport, ledger)
             for transport, ledger in self._meeting.ledgers.items()
             if where.producer in (None, transport.context.producer)
+            and incarnation in (None, transport._incarnation)
         ]
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:

@@ -38,6 +38,8 @@ class Book:
         Payload by key.
     endings
         Keys whose descriptor tells an ending, with the time at which that may be forgotten.
+    held_bytes
+        Bytes of the live payloads, and of those that are being put.
     expired
         How many payloads expired unread.
     """
@@ -46,6 +48,7 @@ class Book:
         self.live: dict[Key, Entry] = {}
         self.endings: dict[Key, float] = {}
         self.abandoned: dict[str, float] = {}
+        self.held_bytes = 0
         self.expired = 0
         self._by_request: dict[str, set[Key]] = {}
         self._generations = itertools.count(1)
@@ -94,10 +97,24 @@ class Book:
         if key.request_id in self.abandoned:
             raise RequestAbandonedError("the request was cleaned up; nothing more is taken for it")
 
+    def reserve(self, nbytes: int, capacity_bytes: int | None) -> bool:
+        """Take room for a payload that is about to be put; False when there is too little."""
+        with self._lock:
+            if capacity_bytes is not None and self.held_bytes + nbytes > capacity_bytes:
+                return False
+            self.held_bytes += nbytes
+            return True
+
+    def unreserve(self, nbytes: int) -> None:
+        """Give back the room of a payload that was not put."""
+        with self._lock:
+            self.held_bytes -= nbytes
+
     def add(self, entry: Entry) -> None:
-        """Enter a payload; replaces what was said of its key."""
+        """Enter a payload whose room was reserved; replaces what was said of its key."""
         key = entry.key
         with self._lock:
+            self._drop(key)
             self.endings.pop(key, None)
             self.live[key] = entry
             self._by_request.setdefault(key.request_id, set()).add(key)
@@ -144,7 +161,9 @@ class Book:
             self.abandoned.pop(request_id, None)
 
     def _drop(self, key: Key) -> None:
-        if self.live.pop(key, None) is not None:
+        entry = self.live.pop(key, None)
+        if entry is not None:
+            self.held_bytes -= entry.nbytes
             keys = self._by_request[key.request_id]
             keys.discard(key)
             if not keys:

@@ -35,7 +35,6 @@ REFRESH_S = 0.05
 """How old a waiting consumer's knowledge of who produces may be, seconds."""
 LOSS_S = 10.0
 """For how long a consumer that comes late is told that the only producer is gone, instead of waiting for another."""
-CUT_SHORT_S = 0.2
 FIRST_PAUSE_S = 100e-6
 LONGEST_PAUSE_S = 10e-3
 BATCH = 256
@@ -53,15 +52,14 @@ class ConsumerEnd:
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
         """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
         began_s = time.monotonic()
+        trouble: BackendUnavailableError | None = None
         while True:
-            asked_s = time.monotonic()
             try:
                 memory, trouble = self.attempt(key, where, deadline), None
                 if memory is not None:
                     return memory
             except BackendUnavailableError as error:
-                # a call that the deadline cut short says nothing against the service
-                trouble = None if deadline.expired() and deadline.at_s - asked_s < CUT_SHORT_S else error
+                trouble = error
             now = time.monotonic()
             if closed():
                 raise ClosedError("closed while waiting")

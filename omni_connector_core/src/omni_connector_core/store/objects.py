@@ -51,8 +51,8 @@ class NewObject:
 class ObjectStore(ABC):
     """Named objects in a store, shared by processes. Thread-safe.
 
-    Every call returns or raises by its deadline, also when the vendor's own call is still stuck then; memory that the stuck
-    call may still write to is not handed out again. Every call raises `BackendUnavailableError` when the service, or the
+    Every call returns or raises by its deadline (a call that begins late may take 0.25 s), also when the vendor's own call
+    is still stuck then; memory that the stuck call may still write to is not handed out again. Every call raises `BackendUnavailableError` when the service, or the
     process that keeps an object's bytes, does not answer.
     """
 
@@ -104,6 +104,11 @@ class ObjectStore(ABC):
         ----------
         shared
             Others may read the object too: a store that shows its own memory makes it read-only then.
+
+        Raises
+        ------
+        TransferTimeoutError
+            The bytes were still on their way at the deadline.
         """
 
     @abstractmethod

@@ -92,6 +92,7 @@ class ProducerEnd:
         with book.changing(key):
             old = book.live.get(key)
             if old is not None and not any(store.exist(self._reads(old), deadline=deadline)):
+                self.book.end(key)
                 old = None
             if old is not None and not overwrite:
                 raise PayloadConflictError("an earlier payload of this key is still unread")
@@ -109,6 +110,7 @@ class ProducerEnd:
                 try:
                     store.replace(owner.descriptor(key), descriptor, ttl_s=ttl_s + SLACK_S, deadline=deadline)
                 except OmniConnectorError:
+                    self.book.unreserve(entry.nbytes)
                     self._discard([entry], Deadline(KEEPER_CALL_S))
                     raise
             if old is not None:
@@ -225,16 +227,21 @@ class ProducerEnd:
     # ---- the store ---------------------------------------------------------------------------------------------
 
     def _create(self, objects: list[NewObject], key: Key, *, ttl_s: float, deadline: Deadline) -> None:
+        """Create objects, waiting for room to the deadline."""
         pause_s = FIRST_PAUSE_S
+        nbytes = objects[0].nbytes
         while True:
-            try:
-                return self._store.create(objects, ttl_s=ttl_s + SLACK_S, deadline=deadline)
-            except NoRoomError as error:
-                if deadline.expired():
-                    raise CapacityError(
-                        f"no room for {objects[0].nbytes:,} bytes in {deadline.timeout_s:g} s"
-                    ) from error
-            self._wake.set()  # what expired meanwhile makes room
+            if self.book.reserve(nbytes, self._store.capacity_bytes):
+                try:
+                    return self._store.create(objects, ttl_s=ttl_s + SLACK_S, deadline=deadline)
+                except NoRoomError:
+                    self.book.unreserve(nbytes)
+                except OmniConnectorError:
+                    self.book.unreserve(nbytes)
+                    raise
+            self.settle(deadline)
+            if deadline.expired():
+                raise CapacityError(f"no room for {nbytes:,} bytes in {deadline.timeout_s:g} s")
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
             if self._closing:

@@ -129,7 +129,7 @@ class StoreTransport(Transport):
         return Usage(
             pending=len(pending),
             oldest_age_s=own.book.oldest_age_s() if own is not None else 0.0,
-            bytes_held=sum(entry.nbytes for entry in pending) + (store.held_bytes if store is not None else 0),
+            bytes_held=(own.book.held_bytes if own is not None else 0) + (store.held_bytes if store is not None else 0),
             capacity_bytes=store.capacity_bytes if store is not None else None,
             expired=own.book.expired if own is not None else 0,
         )

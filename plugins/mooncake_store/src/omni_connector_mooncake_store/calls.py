@@ -6,17 +6,24 @@ caller leaves at its deadline; when the call ends at last, `late` sees its resul
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 
 __all__ = ["Calls"]
 
 ResultT = TypeVar("ResultT")
+
+IDLE_S = 1.0
+"""How long a helper thread waits for another call before it ends, seconds."""
+SHORTEST_S = 0.25
+"""What a call is given also when less is left until the deadline: a get with a timeout of zero asks once."""
 
 
 class _Job(Generic[ResultT]):
@@ -42,14 +49,10 @@ class _Job(Generic[ResultT]):
 
 
 class Calls:
-    """Runs calls, and knows how many are under way. Thread-safe. A call must not raise: an SDK returns codes."""
+    """Runs calls. Thread-safe. A call must not raise: an SDK returns codes."""
 
     def __init__(self) -> None:
-        self._idle: list[SimpleQueue[_Job[object] | None]] = []
-        self._running = 0
-        self._closing = False
-        self._lock = threading.Lock()
-        self._quiet = threading.Condition(self._lock)
+        self._idle: deque[SimpleQueue[_Job[Any]]] = deque()
 
     def run(
         self,
@@ -58,6 +61,7 @@ class Calls:
         longest_s: float,
         deadline: Deadline,
         late: Callable[[ResultT], None] = lambda _: None,
+        overdue: type[OmniConnectorError] = BackendUnavailableError,
     ) -> ResultT:
         """Run `call` and return its result by the deadline.
 
@@ -67,57 +71,31 @@ class Calls:
             The longest that the call takes, by the SDK's own limits.
         late
             Called with the result in the helper thread, when the caller had left.
-
-        Raises
-        ------
-        BackendUnavailableError
-            It was still running at the deadline.
+        overdue
+            Raised when the call was still running at the deadline.
         """
-        with self._lock:
-            if self._closing:
-                raise ClosedError("the connector is closed")
-            self._running += 1
         if deadline.remaining_s() >= longest_s:
-            try:
-                return call()
-            finally:
-                self._end()
+            return call()
         job = _Job(call, late)
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
+        try:
+            worker = self._idle.pop()
+        except IndexError:
             worker = SimpleQueue()
             threading.Thread(target=self._work, args=[worker], name="omni-connector-call", daemon=True).start()
-        worker.put(job)  # type: ignore[arg-type]
-        if not job.bell.acquire(timeout=deadline.remaining_s()):
+        worker.put(job)
+        if not job.bell.acquire(timeout=max(deadline.remaining_s(), SHORTEST_S)):
             with job.lock:
                 job.abandoned = not job.ended
             if job.abandoned:
-                raise BackendUnavailableError(f"no answer within {deadline.timeout_s:g} s")
+                raise overdue("Mooncake has not answered by the deadline")
         return job.result
 
-    def _work(self, queue: SimpleQueue[_Job[object] | None]) -> None:
-        while (job := queue.get()) is not None:
-            job.run()
-            del job
-            self._end(queue)
-
-    def _end(self, worker: SimpleQueue[_Job[object] | None] | None = None) -> None:
-        with self._lock:
-            self._running -= 1
-            if worker is not None:
-                if self._closing:
-                    worker.put(None)
-                else:
-                    self._idle.append(worker)
-            if not self._running:
-                self._quiet.notify_all()
-
-    def close(self, deadline: Deadline) -> bool:
-        """End the helper threads; whether all calls had ended by the deadline."""
-        with self._lock:
-            self._closing = True
-            for worker in self._idle:
-                worker.put(None)
-            self._idle.clear()
-            return self._quiet.wait_for(lambda: not self._running, deadline.remaining_s())
+    def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                queue.get(timeout=IDLE_S).run()
+                self._idle.append(queue)
+        try:
+            self._idle.remove(queue)
+        except ValueError:  # somebody just took it, and is about to put a job into it
+            queue.get().run()

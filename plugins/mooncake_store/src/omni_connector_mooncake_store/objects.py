@@ -13,33 +13,29 @@ Copies per transfer: client over TCP 1 + the network's; ``shared`` 3 (pool, segm
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import logging
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from omni_connector_core.arena import Arena, Pool, Region
+from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import ClosedError, PayloadTooLargeError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, PayloadTooLargeError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import copy, region
 from omni_connector_core.store import SMALL_NBYTES, NewObject, ObjectStore
 from omni_connector_core.transport import Memory
 
 from omni_connector_mooncake_store import sdk
-from omni_connector_mooncake_store.calls import Calls
+from omni_connector_mooncake_store.client import Client
 from omni_connector_mooncake_store.sdk import CALL_S, TRANSFER_S
 
 __all__ = ["MooncakeObjects"]
 
-log = logging.getLogger(__name__)
-
 ResultT = TypeVar("ResultT")
 
-UNREACHABLE = 2
-"""`health_check`: the master does not answer its pings. Costs 1 us; any other call would take seconds to find out."""
 LATE_S = 1.0
 """A transfer that failed sooner was refused or reset: nothing of it is under way any more."""
 PAUSE_S = 200e-6
@@ -48,55 +44,31 @@ _ZEROS = ctypes.create_string_buffer(64)
 
 
 class MooncakeObjects(ObjectStore):
-    """One client of a Mooncake Store.
+    """What one connector does with its process's client.
 
     Parameters
     ----------
-    client
-        A client that is set up.
-    pool
-        Memory for the arena; registered here.
-    own_segment
-        Name of the segment that this process brought along; None when it has none.
     capacity_bytes
-        Size of that segment, or the largest payload.
-    staged
-        Whether what is put must lie in registered memory.
-    pings
-        Whether the client pings the master, so that `health_check` knows when it is gone.
-    detail
-        What `probe` says of the client.
+        The largest payload, and the room to reserve for payloads of this connector.
+    produces
+        Whether it puts payloads.
     """
 
     longest_name = 1024
 
-    def __init__(
-        self,
-        client: sdk.MooncakeDistributedStore,
-        pool: Pool,
-        *,
-        own_segment: str | None,
-        capacity_bytes: int,
-        staged: bool,
-        pings: bool,
-        detail: str,
-    ) -> None:
+    def __init__(self, client: Client, *, capacity_bytes: int, produces: bool, deadline: Deadline) -> None:
         self._client = client
-        self._arena = Arena(pool)
-        self._staged = staged
-        self._pings = pings
-        self._write_s = 2 * CALL_S if own_segment is not None else TRANSFER_S
+        self._sdk = client.sdk
         self._capacity_bytes = capacity_bytes
-        self._detail = detail
-        self._calls = Calls()
+        self._reserved = capacity_bytes if produces else 0
+        client.reserve(self._reserved, deadline)
         self._closed = False
-        self._late: list[Region] = []  # quarantine: never handed out again, bytes may arrive until the client is closed
         self._config = sdk.ReplicateConfig()
         self._config.replica_num = 1
         self._config.with_hard_pin = True
-        if own_segment is not None:
-            self._config.preferred_segment = own_segment
-        self._check("register_buffer", client.register_buffer(self._arena.address, self._arena.nbytes))
+        if client.name is not None:
+            self._config.preferred_segment = client.name
+        self._write_s = 2 * CALL_S if produces else TRANSFER_S
 
     # ---- objects
 
@@ -107,7 +79,7 @@ class MooncakeObjects(ObjectStore):
             raise PayloadTooLargeError(
                 f"{largest:,} bytes do not fit into {self._capacity_bytes:,}", hint="Raise the option capacity_bytes"
             )
-        self._ready()
+        self._check()
         names = [item.name for item in objects]
         keep: list[object] = [objects]
         addresses, sizes = [], []
@@ -115,7 +87,7 @@ class MooncakeObjects(ObjectStore):
             pieces = self._pieces(item, keep, deadline)
             addresses.append([address for address, _ in pieces])
             sizes.append([nbytes for _, nbytes in pieces])
-        client, config = self._client, self._config
+        client, config = self._sdk, self._config
 
         def put() -> list[int]:
             codes: list[int] = client.batch_put_from_multi_buffers(names, addresses, sizes, config)
@@ -125,7 +97,7 @@ class MooncakeObjects(ObjectStore):
         def late(codes: list[int]) -> None:
             client.batch_remove(names, True)
 
-        codes = self._calls.run(put, longest_s=self._write_s, deadline=deadline, late=late)
+        codes = self._client.calls.run(put, longest_s=self._write_s, deadline=deadline, late=late)
         if any(codes):
             created = [name for name, code in zip(names, codes, strict=True) if code == 0]
             if created:
@@ -135,7 +107,7 @@ class MooncakeObjects(ObjectStore):
     def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> list[tuple[int, int]]:
         """Return the memory, piece by piece, that makes up an object; what must live on goes into `keep`."""
         content = item.content
-        if self._staged:
+        if self._client.staged:
             place = self._allocate(item.nbytes, deadline)
             lease = place.lease()
             keep.append(lease)
@@ -161,15 +133,18 @@ class MooncakeObjects(ObjectStore):
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
-        client, config = self._client, self._config
+        client, config = self._sdk, self._config
         code = self._write_small(lambda address: client.upsert_from(name, address, len(data), config), data, deadline)
-        self._check("upsert", code)
+        _raise("upsert", code)
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """Put, and read back who won."""
-        client, config = self._client, self._config
+        client, config = self._sdk, self._config
         code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        self._check("put", code)
+        if code == sdk.NO_SPACE:  # a consumer in a store without a producer: it brings the room
+            self._client.mount_small(deadline)
+            code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
+        _raise("put", code)
         while True:
             (found,) = self.load([name], deadline=deadline)
             if found is not None:
@@ -181,11 +156,11 @@ class MooncakeObjects(ObjectStore):
     def _write_small(self, write: Callable[[int], int], data: bytes, deadline: Deadline) -> int:
         place = self._allocate(len(data), deadline)
         copy(place.address, data, len(data))
-        return self._with(place, lambda: write(place.address), self._write_s, deadline)
+        return self._client.call_with(place, lambda: write(place.address), self._write_s, deadline)
 
     def take(self, names: Sequence[str], *, deadline: Deadline) -> str | None:
         """Remove by force: leases protect nobody here."""
-        client = self._client
+        client = self._sdk
         for name in names:
             code = self._run(lambda name=name: client.remove(name, True), CALL_S, deadline)  # type: ignore[misc]
             if code == 0:
@@ -198,14 +173,14 @@ class MooncakeObjects(ObjectStore):
         """Read into slots of the arena, in one batch."""
         place = self._allocate(len(names) * SMALL_NBYTES, deadline)
         addresses = [place.address + n * SMALL_NBYTES for n in range(len(names))]
-        client, names = self._client, list(names)
+        client, names = self._sdk, list(names)
 
         def get() -> list[bytes | int]:
             codes = client.batch_get_into(names, addresses, [SMALL_NBYTES] * len(names))
             places = zip(addresses, codes, strict=True)
             return [ctypes.string_at(address, code) if code > 0 else code for address, code in places]
 
-        found = self._with(place, get, TRANSFER_S, deadline)
+        found = self._client.call_with(place, get, TRANSFER_S, deadline)
         if all(data in (sdk.RPC_FAILED, sdk.RPC_TIMEOUT) for data in found):
             raise sdk.error("get", min(code for code in found if isinstance(code, int)))
         return [data if isinstance(data, bytes) else None for data in found]
@@ -213,22 +188,23 @@ class MooncakeObjects(ObjectStore):
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """Read into the arena, which the result leases."""
         place = self._allocate(nbytes, deadline)
-        client = self._client
+        client = self._sdk
         began_s = time.monotonic()
 
         def give_back(code: int) -> None:
             """Give the region back, unless the transfer may still be writing to it."""
             proven = code >= 0 or code in (sdk.MISSING, sdk.NOT_READY) or time.monotonic() - began_s < LATE_S
             if proven:
-                self._arena.release(place)
+                self._client.release(place)
             else:
-                self._late.append(place)
+                self._client.quarantine(place)
 
-        code = self._calls.run(
+        code = self._client.calls.run(
             lambda: client.get_into(name, place.address, nbytes),
             longest_s=TRANSFER_S,
             deadline=deadline,
             late=give_back,
+            overdue=TransferTimeoutError,
         )
         if code == nbytes:
             return place.lease()
@@ -239,7 +215,7 @@ class MooncakeObjects(ObjectStore):
 
     def exist(self, names: Sequence[str], *, deadline: Deadline) -> list[bool]:
         """Ask in one batch."""
-        client, names = self._client, list(names)
+        client, names = self._sdk, list(names)
         codes = self._run(lambda: client.batch_is_exist(names), CALL_S, deadline)
         if any(code < 0 for code in codes):
             raise sdk.error("is_exist", min(codes))
@@ -247,7 +223,7 @@ class MooncakeObjects(ObjectStore):
 
     def remove(self, names: Sequence[str], *, deadline: Deadline) -> None:
         """Remove in one batch, by force."""
-        client, names = self._client, list(names)
+        client, names = self._sdk, list(names)
         codes = self._run(lambda: client.batch_remove(names, True), CALL_S, deadline)
         for code in codes:
             if code not in (0, sdk.MISSING):
@@ -255,7 +231,7 @@ class MooncakeObjects(ObjectStore):
 
     def purge(self, prefix: str, *, deadline: Deadline) -> None:
         """Remove by regular expression."""
-        client, pattern = self._client, f"^{re.escape(prefix)}"
+        client, pattern = self._sdk, f"^{re.escape(prefix)}"
         self._run(lambda: client.remove_by_regex(pattern, True), CALL_S, deadline)
 
     # ---- state
@@ -263,8 +239,8 @@ class MooncakeObjects(ObjectStore):
     def probe(self, *, deadline: Deadline) -> str:
         """Ask the master."""
         self.exist(["omni-connector-probe"], deadline=deadline)
-        quarantined = sum(place.nbytes for place in self._late)
-        return self._detail + (f"; {quarantined:,} bytes in quarantine" if quarantined else "")
+        quarantined = self._client.quarantined_bytes
+        return self._client.detail + (f"; {quarantined:,} bytes in quarantine" if quarantined else "")
 
     @property
     def capacity_bytes(self) -> int:
@@ -273,50 +249,31 @@ class MooncakeObjects(ObjectStore):
 
     @property
     def held_bytes(self) -> int:
-        """What of the arena is in use, quarantine included."""
-        return self._arena.used_bytes
+        """What of the process's arena is in use, quarantine included."""
+        return self._client.used_bytes
 
     def close(self) -> None:
-        """Close the client once its calls have ended."""
+        """Give the own segment back."""
         self._closed = True
-        if not self._calls.close(Deadline(CLOSE_S)):
-            # closing under a running call is a segmentation fault; the process' end closes it too
-            log.warning("a call into Mooncake is stuck; its client stays open")
-            _stuck.append(self)
-            return
-        self._client.close()
+        with contextlib.suppress(BackendUnavailableError):
+            self._client.unreserve(self._reserved, Deadline(CLOSE_S))
 
     # ---- calls
 
     def _run(self, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
-        self._ready()
-        return self._calls.run(call, longest_s=longest_s, deadline=deadline)
+        self._check()
+        return self._client.calls.run(call, longest_s=longest_s, deadline=deadline)
 
-    def _ready(self) -> None:
-        """Refuse at once what would take seconds, or would be a segmentation fault."""
+    def _check(self) -> None:
         if self._closed:
             raise ClosedError("the connector is closed")
-        if self._pings and self._client.health_check() == UNREACHABLE:
-            raise sdk.error("health_check", sdk.RPC_FAILED)
+        self._client.check()
 
     def _allocate(self, nbytes: int, deadline: Deadline) -> Region:
-        self._ready()
-        return self._arena.allocate(nbytes, deadline)
-
-    def _with(self, place: Region, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
-        """Run a call that uses a region of the arena, and give the region back when it has ended."""
-
-        def release(_: object) -> None:
-            self._arena.release(place)
-
-        result = self._calls.run(call, longest_s=longest_s, deadline=deadline, late=release)
-        release(None)
-        return result
-
-    @staticmethod
-    def _check(operation: str, code: int) -> None:
-        if code:
-            raise sdk.error(operation, code)
+        self._check()
+        return self._client.allocate(nbytes, deadline)
 
 
-_stuck: list[MooncakeObjects] = []
+def _raise(operation: str, code: int) -> None:
+    if code:
+        raise sdk.error(operation, code)

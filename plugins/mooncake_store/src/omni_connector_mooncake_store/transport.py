@@ -7,7 +7,8 @@ from omni_connector_core.deadline import Deadline
 from omni_connector_core.store import ObjectStore, StoreTransport
 from omni_connector_core.transport import Role
 
-from omni_connector_mooncake_store.connect import connect
+from omni_connector_mooncake_store.client import shared_client
+from omni_connector_mooncake_store.objects import MooncakeObjects
 from omni_connector_mooncake_store.options import MooncakeStoreOptions
 
 __all__ = ["MooncakeStoreTransport"]
@@ -20,5 +21,9 @@ class MooncakeStoreTransport(StoreTransport):
     options: MooncakeStoreOptions
 
     def _connect(self, *, deadline: Deadline) -> ObjectStore:
-        produces = self.context.role is not Role.CONSUMER
-        return connect(self.options, produces=produces, deadline=deadline)
+        return MooncakeObjects(
+            shared_client(self.options, deadline),
+            capacity_bytes=self.options.capacity_bytes,
+            produces=self.context.role is not Role.CONSUMER,
+            deadline=deadline,
+        )

@@ -1,0 +1,122 @@
+"""Datasystem workers, with the metastore that joins them, for one host: tests, demos, small deployments."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from omni_connector_core.options import byte_size
+from omni_connector_core.services import DaemonSpec, Service, ServiceError, free_ports
+
+__all__ = ["YuanrongService", "start"]
+
+HOST = "127.0.0.1"
+STOP_S = 0.2
+"""A worker takes 4 s to end in good order, and has nothing to save."""
+
+# No write of metadata to disk, no page faults at first touch, one arena, one master: a worker is up in 0.9 s instead of 5.5
+# and writes 13 MB instead of 300. Times are those after which a dead client's or worker's objects are given up.
+TUNED = {
+    "rocksdb_write_mode": "none",
+    "arena_per_tenant": 1,
+    "shared_memory_populate": "true",
+    "enable_fallocate": "false",
+    "enable_distributed_master": "false",
+    "node_timeout_s": 2,
+    "node_dead_timeout_s": 3,
+    "client_dead_timeout_s": 10,
+    "enable_reconciliation": "false",
+    "log_monitor": "false",
+    "minloglevel": 1,
+}
+
+
+class YuanrongService(Service):
+    """Workers ``worker0`` (with the metastore), ``worker1``, ...
+
+    Attributes
+    ----------
+    addresses : list of (str, int)
+        Host and port of each worker.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("yuanrong")
+        self.addresses: list[tuple[str, int]] = []
+
+
+def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
+    """Start workers on free ports of this host; they are ready when this returns.
+
+    Parameters
+    ----------
+    workers
+        How many; the first runs the metastore and is stopped last.
+    memory
+        Shared memory of each, taken at once.
+
+    Raises
+    ------
+    ServiceError
+        The SDK is missing, or a worker did not become ready.
+    """
+    package = _package()
+    service = YuanrongService()
+    metastore, *ports = free_ports(1 + workers, HOST)
+    for number, port in enumerate(ports):
+        directory = service.directory / str(number)
+        directory.mkdir()
+        flags = {
+            "worker_address": f"{HOST}:{port}",
+            "metastore_address": f"{HOST}:{metastore}",
+            "start_metastore_service": "false" if number else "true",
+            "shared_memory_size_mb": max(byte_size(memory) >> 20, 1),
+            "unix_domain_socket_dir": directory / "u",
+            "rocksdb_store_dir": directory / "r",
+            "log_dir": directory / "l",
+            "health_check_path": directory / "healthy",
+            "ready_check_path": directory / "ready",
+            "monitor_config_file": directory / "config",
+            **TUNED,
+        }
+        service.launch(
+            DaemonSpec(
+                name=f"worker{number}",
+                argv=[str(package / "datasystem_worker"), *(f"--{flag}={value}" for flag, value in flags.items())],
+                ready=_Ready(directory / "ready", port),
+                env={"LD_LIBRARY_PATH": str(package / "lib")},
+                stop_s=STOP_S,
+            )
+        )
+        service.addresses.append((HOST, port))
+    service.offer(host=HOST, port=ports[0])
+    return service
+
+
+class _Ready:
+    """Whether a worker serves: it wrote its file, anew when it was started again, and it listens."""
+
+    def __init__(self, path: Path, port: int) -> None:
+        self._path = path
+        self._port = port
+        self._written_ns = 0
+
+    def __call__(self) -> bool:
+        written_ns = self._path.stat().st_mtime_ns
+        if written_ns == self._written_ns:
+            return False
+        socket.create_connection((HOST, self._port), 1.0).close()
+        self._written_ns = written_ns
+        return True
+
+
+def _package() -> Path:
+    spec = importlib.util.find_spec("yr.datasystem")
+    if spec is None or not spec.submodule_search_locations:
+        raise ServiceError("openYuanrong datasystem is not installed: pip install openyuanrong-datasystem==0.8.1")
+    package = Path(spec.submodule_search_locations[0])
+    if not os.access(package / "datasystem_worker", os.X_OK):
+        raise ServiceError(f"{package / 'datasystem_worker'} is not executable")
+    return package

@@ -1,0 +1,281 @@
+"""An `ObjectStore` over a datasystem worker.
+
+Copies: one into the worker's memory, none out; the worker's memory is mapped into every process of its host. Requests:
+`create` 2, `read` 1, `take` 1 for an object that was just read, else 2, `replace` 3, all others 1. What was taken is removed in
+batches, by a thread.
+
+Objects are never overwritten: a reader at another worker may see the old bytes for 0.2 s. So `replace` removes first. And
+the vendor's removal does not say who did it, so `take` is won by creating a marker beside the object, which the vendor
+does for exactly one caller, also across workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
+from omni_connector_core.frame import Frame
+from omni_connector_core.memcpy import region
+from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
+from omni_connector_core.transport import Memory
+
+from omni_connector_yuanrong.options import YuanrongOptions
+from omni_connector_yuanrong.sdk import AlreadyExistsError, ExistenceOpt, NotThereError, Session, open_session
+
+__all__ = ["YuanrongStore"]
+
+ResultT = TypeVar("ResultT")
+
+TAKEN = "#taken"
+TAKEN_TTL_S = 60.0
+"""How long a marker outlives the taken object, which is removed within milliseconds."""
+SWEEP_S = 2e-3
+"""For how long removals are collected."""
+FULL_RETRY_S = 0.25
+"""How often a worker that says it is full is asked for memory all the same, with the GIL."""
+
+
+class YuanrongStore(ObjectStore):
+    """Objects in the workers that one worker is connected with.
+
+    Parameters
+    ----------
+    options
+        Say which worker, and how long it may take.
+
+    Raises
+    ------
+    BackendUnavailableError
+    """
+
+    longest_name: ClassVar[int] = 255 - len(TAKEN)
+
+    def __init__(self, options: YuanrongOptions) -> None:
+        self._open: Session | None = open_session(options)
+        self._usage = self._open.usage()
+        self._full_s = -math.inf
+        self._just_read: deque[str] = deque(maxlen=256)
+        self._lock = threading.Lock()
+        self._held = 0
+        self._released: deque[int] = deque()
+        self._taken: deque[str] = deque()
+        self._sweep = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_on, name="omni-connector-yuanrong-sweeper", daemon=True)
+        self._sweeper.start()
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+
+    def create(self, objects: Sequence[NewObject], *, ttl_s: float, deadline: Deadline) -> None:
+        """See `ObjectStore.create`; `mcreate`, fill, `mset_buffer`."""
+        session = self._session()
+        names = [new.name for new in objects]
+        buffers = self._allocate(session, names, [new.nbytes for new in objects], ttl_s, deadline)
+        for buffer, new in zip(buffers, objects, strict=True):
+            _fill(buffer, new.content)
+        try:
+            _patiently(session, "mset_buffer", lambda: session.writer.mset_buffer(buffers), deadline)
+        except OmniConnectorError:
+            self._taken.extend(names)  # the answer may have been lost, not the request
+            self._sweep.set()
+            raise
+
+    def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
+        """See `ObjectStore.replace`."""
+        self.remove([name], deadline=deadline)
+        self.create([NewObject(name, data)], ttl_s=ttl_s, deadline=deadline)
+
+    def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
+        """See `ObjectStore.claim`; a claim whose answer was lost is told by its data, which no two claimants share."""
+        session = self._session()
+        try:
+            with session.calling("msettx"):
+                session.client.msettx([name], [data], session.write_mode, _whole(ttl_s), existence_opt=ExistenceOpt.NX)
+        except AlreadyExistsError:
+            return self.load([name], deadline=deadline) == [data]
+        return True
+
+    def take(self, names: Sequence[str], *, deadline: Deadline) -> str | None:
+        """See `ObjectStore.take`."""
+        if not (len(names) == 1 and names[0] in self._just_read):
+            there = self.exist(names, deadline=deadline)
+            names = [name for name, exists in zip(names, there, strict=True) if exists]
+        for name in names:
+            if self.claim(name + TAKEN, secrets.token_bytes(8), ttl_s=TAKEN_TTL_S, deadline=deadline):
+                self._taken.append(name)
+                self._sweep.set()
+                return name
+        return None
+
+    def remove(self, names: Sequence[str], *, deadline: Deadline) -> None:
+        """See `ObjectStore.remove`."""
+        session = self._session()
+        if names:
+            with session.calling("delete"):
+                session.client.delete(list(names))
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    def load(self, names: Sequence[str], *, deadline: Deadline) -> list[bytes | None]:
+        """See `ObjectStore.load`."""
+        return [None if view is None else bytes(view) for view in self._views(names)]
+
+    def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
+        """See `ObjectStore.read`: a view of the worker's memory, which others may have views of as well."""
+        session = self._session()
+        [view] = self._views([name])
+        if view is None:
+            return None
+        if view.nbytes != nbytes:
+            raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
+        memory = (ctypes.c_char * nbytes).from_address(region(view).address)
+        memory.owner = (view, session)  # type: ignore[attr-defined]
+        weakref.finalize(memory, self._released.append, nbytes).atexit = False
+        with self._lock:
+            self._held += nbytes
+        self._just_read.append(name)
+        return memoryview(memory).toreadonly() if shared else memory
+
+    def exist(self, names: Sequence[str], *, deadline: Deadline) -> list[bool]:
+        """See `ObjectStore.exist`: there, and not taken."""
+        session = self._session()
+        if not names:
+            return []
+        with session.calling("exist"):
+            found = session.client.exist([*names, *(name + TAKEN for name in names)])
+        there, taken = found[: len(names)], found[len(names) :]
+        return [exists and not gone for exists, gone in zip(there, taken, strict=True)]
+
+    # ---- state -------------------------------------------------------------------------------------------------
+
+    def probe(self, *, deadline: Deadline) -> str:
+        """See `ObjectStore.probe`."""
+        session = self._session()
+        session.require_listener()
+        with session.calling("health_check"):
+            status = session.client.health_check()
+        if not status.is_ok():
+            raise BackendUnavailableError(f"the worker is not healthy: {status.to_string()}")
+        self._usage = session.usage() or self._usage
+        host, port = session.address
+        used = f", {self._usage.allocated:,} of {self._usage.capacity:,} bytes in use" if self._usage else ""
+        return f"health_check of the worker at {host}:{port}{used}"
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """See `ObjectStore.capacity_bytes`: that of the worker, which its other clients share."""
+        return self._usage.capacity if self._usage else None
+
+    @property
+    def held_bytes(self) -> int:
+        """See `ObjectStore.held_bytes`: views that are out."""
+        with self._lock:
+            while self._released:
+                self._held -= self._released.popleft()
+            return self._held
+
+    def close(self) -> None:
+        """See `ObjectStore.close`; views that are out keep the session, and with it their memory."""
+        self._open, session = None, self._open
+        self._sweep.set()
+        self._sweeper.join()
+        if session is not None and self._taken:
+            self._remove_taken(session)
+
+    # ---- helpers -----------------------------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        session = self._open
+        if session is None:
+            raise ClosedError("the store is closed")
+        return session
+
+    def _views(self, names: Sequence[str]) -> list[memoryview | None]:
+        session = self._session()
+        if not names:
+            return []
+        try:
+            with session.calling("get_read_only_buffers"):
+                buffers = session.client.get_read_only_buffers(list(names), 0)
+        except NotThereError:
+            return [None] * len(names)
+        return [None if buffer is None else buffer.immutable_data() for buffer in buffers]
+
+    def _allocate(
+        self, session: Session, names: list[str], sizes: list[int], ttl_s: float, deadline: Deadline
+    ) -> list[Any]:
+        nbytes = sum(sizes)
+        if time.monotonic() - self._full_s < FULL_RETRY_S:
+            usage = session.usage()
+            if usage is None or usage.allocated + nbytes > usage.capacity:
+                raise NoRoomError(f"the worker is full: {usage}")
+
+        def allocate() -> list[Any]:
+            return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
+
+        try:
+            return _patiently(session, "mcreate", allocate, deadline)
+        except NoRoomError as error:
+            usage = self._usage = session.usage() or self._usage
+            if usage is not None and nbytes > usage.capacity:
+                raise PayloadTooLargeError(
+                    f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
+                    hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
+                ) from error
+            self._full_s = time.monotonic()
+            raise
+
+    def _sweep_on(self) -> None:
+        while True:
+            self._sweep.wait()
+            self._sweep.clear()
+            session = self._open
+            if session is None:
+                return
+            time.sleep(SWEEP_S)
+            self._remove_taken(session)
+
+    def _remove_taken(self, session: Session) -> None:
+        names = [self._taken.popleft() for _ in range(len(self._taken))]
+        if names:
+            try:
+                with session.calling("delete"):
+                    session.client.delete(names)
+            except OmniConnectorError:
+                return  # their time-to-live ends them
+
+
+def _patiently(session: Session, call: str, function: Callable[[], ResultT], deadline: Deadline) -> ResultT:
+    """Call the writer again while it gets no answer: its requests end long before a slow worker must be given up."""
+    slow = Deadline(min(session.request_s, deadline.remaining_s()))
+    while True:
+        try:
+            with session.calling(call):
+                return function()
+        except BackendUnavailableError:
+            if slow.expired():
+                raise
+            session.require_listener()
+
+
+def _fill(buffer: Any, content: Frame | bytes) -> None:
+    """Copy content into an unpublished object; no view of it survives, since a stale one would write to another object."""
+    view = buffer.MutableData()
+    if isinstance(content, Frame):
+        content.write_into(view)
+    else:
+        view[:] = content
+    view.release()
+
+
+def _whole(ttl_s: float) -> int:
+    """Whole seconds, as the vendor counts; 0 is for ever."""
+    return math.ceil(ttl_s)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector that vLLM-Omni sees: its calls on one side, omni-connector's on the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_connector_core import (
+    NOT_READY,
+    ConfigError,
+    Edge,
+    OmniConnector,
+    OmniConnectorError,
+    Role,
+    TransferTimeoutError,
+)
+from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
+from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES
+
+from omni_connector_serve.vllm_omni import sharing
+from omni_connector_serve.vllm_omni.backends import backend_of, our_names
+from omni_connector_serve.vllm_omni.deployment import EdgeSettings, current_deployment
+from omni_connector_serve.vllm_omni.extra import split_extra
+from omni_connector_serve.vllm_omni.lost import LostKeys
+from omni_connector_serve.vllm_omni.payloads import delivered, wire_payload
+from omni_connector_serve.vllm_omni.place import this_place
+from omni_connector_serve.vllm_omni.report import Once, logger
+
+__all__ = ["ConnectorAdapter"]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """An end of an edge that this instance uses."""
+
+    end: sharing.End
+    connector: OmniConnector
+    readers: int
+
+
+class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
+    """One connector instance of the engine's, over any backend.
+
+    It opens an end of an edge when it is first called for it: an instance that the engine never calls costs nothing.
+
+    Parameters
+    ----------
+    name
+        The connector's name in the deploy file.
+    config
+        Its ``extra``, with what the engine added. Kept as it is: the pipelines read their own options from it.
+
+    Raises
+    ------
+    ConfigError, PluginError
+        Options, backend or pipeline are wrong: at start, before a request waits for it.
+    """
+
+    supports_raw_data = True
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.stage_id = int(config.get("stage_id", -1))
+        self._settings = EdgeSettings(name, config)
+        # The engine tells a connector its stage, except the one that it makes for KV caches.
+        self._for_kv = "stage_id" not in config
+        self._ends: dict[tuple[Edge, Role], _Open] = {}
+        self._opening = threading.Lock()
+        self._lost = LostKeys()
+        self._once = Once()
+        self._hint: dict[str, Any] | None = None
+        self._check()
+
+    def _check(self) -> None:
+        _check_settings(self._settings)
+        deployment = current_deployment()
+        for edge in deployment.leaving(str(self.stage_id)):
+            settings = deployment.edges[edge]
+            if settings.name not in our_names():
+                raise ConfigError(
+                    f"stage {self.stage_id} sends over {settings.name}, which is not omni-connector's",
+                    edge=edge,
+                    hint=f"vLLM-Omni gives a stage one connector, here {self._settings.name}, for both directions: "
+                    "name an omni-connector backend on this edge too",
+                )
+            _check_settings(settings)
+
+    # ---- the engine's calls
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
+        """Put a payload; retries to the option ``timeout_s``. False: it is lost, and the request with it."""
+        edge = Edge(from_stage, to_stage)
+        if self._lost.holds(edge, put_key):
+            # The engine sends the next chunk under the key of a lost one: the consumer must not take it for that.
+            return False, 0, None
+        try:
+            open_end = self._open(edge, Role.PRODUCER)
+            connector = open_end.connector
+            metadata = connector.put(
+                put_key,
+                wire_payload(data),
+                readers=open_end.readers,
+                overwrite=connector.capabilities.overwrite,
+            )
+        except Exception as error:  # whatever it is, the engine knows one return value for it
+            self._report("put", edge, put_key, error)
+            self._lost.add(edge, put_key)
+            self._tell_consumers(edge, put_key, error)
+            return False, 0, None
+        sharing.stats.tick([connector])
+        return True, metadata["nbytes"], metadata
+
+    def get(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None
+    ) -> tuple[Any, int] | None:
+        """Take a payload if it is here; None if it is not, or never will be, which is logged once."""
+        return self._take(
+            Edge(from_stage, to_stage), get_key, lambda connector: connector.poll(get_key, metadata or self._hint)
+        )
+
+    def get_with_deadline(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None, *, deadline: float
+    ) -> tuple[Any, int] | None:
+        """Take a payload, waiting for it until `deadline` on the monotonic clock."""
+
+        def wait(connector: OmniConnector) -> Any:
+            try:
+                return connector.get(get_key, metadata or self._hint, timeout=deadline - time.monotonic())
+            except TransferTimeoutError:
+                return NOT_READY
+
+        return self._take(Edge(from_stage, to_stage), get_key, wait)
+
+    def abandon_get(self, get_key: str) -> None:
+        """Stop waiting for a payload; it stays for whoever asks next."""
+        for open_end in self._of_role(Role.CONSUMER):
+            open_end.connector.forget(get_key)
+
+    def cleanup(self, request_id: str) -> None:
+        """Discard the payload of one put key, which a later request may use again (so this is no ``cleanup`` of ours)."""
+        for open_end in self._of_role(Role.PRODUCER):
+            try:
+                if open_end.connector.exists([request_id])[0]:
+                    open_end.connector.fail(request_id, "the engine aborted the request")
+            except OmniConnectorError as error:
+                self._report("cleanup", open_end.end.edge, request_id, error)
+
+    def reap_consumed(self) -> None:
+        """The engine's ten times a second: a moment to report. Backends free what was read by themselves."""
+        sharing.stats.tick([open_end.connector for open_end in list(self._ends.values())])
+
+    def update_sender_info(self, host: str, port: int | None) -> None:
+        """Where the engine thinks that the producer is: a hint for gets that bring none."""
+        self._hint = None if port is None else {"source_host": host, "source_port": int(port)}
+
+    def health(self) -> dict[str, Any]:
+        """Probe every open end."""
+        edges: dict[str, Any] = {}
+        healthy = True
+        for open_end in list(self._ends.values()):
+            health = open_end.connector.health()
+            healthy &= health.ok
+            edges[f"{open_end.end.edge} {open_end.end.role.value}"] = {
+                "ok": health.ok,
+                "detail": health.detail,
+                **open_end.connector.stats(),
+            }
+        backend = backend_of(self._settings.name).name
+        return {"status": "healthy" if healthy else "unhealthy", "backend": backend, "edges": edges}
+
+    def close(self) -> None:
+        """Leave the ends that this instance uses; the process' last user of one closes it."""
+        ends = self.__dict__.get("_ends", {})  # the base class' __del__ comes here after a failed __init__ too
+        while ends:
+            sharing.release(ends.popitem()[1].end)
+
+    # ---- inside
+
+    def _open(self, edge: Edge, role: Role) -> _Open:
+        open_end = self._ends.get((edge, role))
+        if open_end is None:
+            with self._opening:
+                open_end = self._ends.get((edge, role))
+                if open_end is None:
+                    open_end = self._ends[edge, role] = self._make(edge, role)
+        return open_end
+
+    def _make(self, edge: Edge, role: Role) -> _Open:
+        settings = current_deployment().edges.get(edge, self._settings)
+        spec = backend_of(settings.name)
+        extra = split_extra(spec, settings.extra, name=settings.name)
+        place = this_place()
+        options = dict(extra.options)
+        if role is Role.PRODUCER and "control_port" in spec.load_options().__dataclass_fields__:
+            options.setdefault("control_port", place.control_port(extra.control_port, edge, kv=self._for_kv))
+        end = sharing.End(spec.name, edge, role, place, options)
+        return _Open(end, sharing.acquire(end), extra.readers or settings.readers)
+
+    def _take(
+        self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]
+    ) -> tuple[Any, int] | None:
+        try:
+            connector = self._open(edge, Role.CONSUMER).connector
+            payload = take(connector)
+        except Exception as error:  # raising in a poll loop is a traceback per millisecond
+            self._report("get", edge, key, error)
+            return None
+        if payload is NOT_READY:
+            return None
+        sharing.stats.tick([connector])
+        return delivered(payload)
+
+    def _of_role(self, role: Role) -> list[_Open]:
+        return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]
+
+    def _tell_consumers(self, edge: Edge, key: str, error: Exception) -> None:
+        if (open_end := self._ends.get((edge, Role.PRODUCER))) is not None:
+            try:
+                open_end.connector.fail(key, f"put failed: {error}")
+            except OmniConnectorError as failure:
+                self._report("fail", edge, key, failure)
+
+    def _report(self, operation: str, edge: Edge, key: str, error: Exception) -> None:
+        if self._once.first(operation, edge, key, type(error)):
+            ours = isinstance(error, OmniConnectorError)
+            logger.error(
+                "%s failed: request=%s edge=%s key=%s cause=%s: %s",
+                operation,
+                _request_of(key, edge),
+                edge,
+                key,
+                type(error).__name__,
+                error,
+                exc_info=None if ours else error,
+            )
+
+
+def _check_settings(settings: EdgeSettings) -> None:
+    """Find now what would otherwise fail at a request."""
+    spec = backend_of(settings.name)
+    split_extra(spec, settings.extra, name=settings.name)
+    if not spec.capabilities.cross_process:
+        raise ConfigError("the stages of a pipeline are processes, which it cannot connect", backend=spec.name)
+    spec.load_transport()
+
+
+def _request_of(key: str, edge: Edge) -> str:
+    """The request in a key of the engine's, for people to read."""
+    marker = f"_{edge.producer}_"
+    head, found, _ = key.rpartition(marker)
+    return head if found else key.removeprefix(f"omni_{edge.producer}_to_{edge.consumer}_kv_cache_")

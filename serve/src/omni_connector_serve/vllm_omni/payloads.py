@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine passes to `put`, and what it expects from `get`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+__all__ = ["RawBuffer", "delivered", "nbytes_of", "wire_payload"]
+
+
+class RawBuffer:
+    """A KV cache in transport memory, in the form in which the engine takes one: it copies out, then releases.
+
+    Attributes
+    ----------
+    tensor
+        The bytes, uint8, shape ``(nbytes,)``; a view that keeps the transport's memory.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def release(self) -> None:
+        """Let go of the transport's memory."""
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
+def wire_payload(data: Any) -> Any:
+    """Make a payload of what the engine passes to `put`: structs become dicts, bytes a uint8 array; nothing is copied."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return np.frombuffer(data, dtype=np.uint8)
+    return _without_structs(data)
+
+
+def _without_structs(value: Any) -> Any:
+    """Replace structs by dicts of the fields that differ from their default, as the engine's own serialisation does."""
+    if isinstance(value, msgspec.Struct):
+        return {
+            field.name: _without_structs(inner)
+            for field in msgspec.structs.fields(value)
+            if (inner := getattr(value, field.name)) is not field.default
+        }
+    if type(value) is dict:
+        return {name: _without_structs(inner) for name, inner in value.items()}
+    if type(value) is list:
+        return [_without_structs(inner) for inner in value] if any(map(_may_hold, value)) else value
+    return value
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (msgspec.Struct, dict, list))
+
+
+def delivered(payload: Any) -> tuple[Any, int]:
+    """Make what `get` returns of a payload."""
+    nbytes = nbytes_of(payload)
+    if isinstance(payload, np.ndarray):
+        payload = torch.from_numpy(payload)
+    return (RawBuffer(payload) if isinstance(payload, torch.Tensor) else payload), nbytes
+
+
+def nbytes_of(payload: Any) -> int:
+    """Bytes in a payload's tensors, arrays and byte strings; the engine logs it."""
+    if isinstance(payload, (torch.Tensor, np.ndarray, memoryview)):
+        return int(payload.nbytes)
+    if isinstance(payload, (bytes, bytearray)):
+        return len(payload)
+    if isinstance(payload, Mapping):
+        return sum(map(nbytes_of, payload.values()))
+    if isinstance(payload, (list, tuple)):
+        return sum(map(nbytes_of, payload))
+    return 0

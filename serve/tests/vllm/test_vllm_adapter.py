@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter's calls, one by one, over shared memory, without a server."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from omni_connector_core import ConfigError, OptionError, PluginError, UnknownBackendError
+from omni_connector_serve.vllm_omni import deployment, report
+from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm_omni.data_entry_keys import CodesStruct, HiddenStatesStruct, MetaStruct, OmniPayloadStruct
+from vllm_omni.distributed.omni_connectors.kv_transfer_manager import KVCacheTransferData
+from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
+
+Make = Callable[..., ConnectorAdapter]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setenv(deployment.NAMESPACE_ENV, f"test-{uuid.uuid4().hex}")
+    monkeypatch.delenv(deployment.DEPLOY_ENV, raising=False)
+    deployment.current_deployment.cache_clear()
+    made: list[ConnectorAdapter] = []
+
+    def make(stage: int | None = 0, name: str = "shared_memory", **extra: Any) -> ConnectorAdapter:
+        given = {"timeout_s": 5.0, **extra} | ({} if stage is None else {"stage_id": stage})
+        made.append(ConnectorAdapter(name, given))
+        return made[-1]
+
+    yield make
+    for adapter in made:
+        adapter.close()
+    deployment.current_deployment.cache_clear()
+
+
+def take(receiver: ConnectorAdapter, from_stage: str, to_stage: str, key: str, metadata: Any = None) -> Any:
+    """What the engine's poll loop gets in the end."""
+    return receiver.get_with_deadline(from_stage, to_stage, key, metadata, deadline=time.monotonic() + 5)
+
+
+@pytest.fixture
+def errors(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    monkeypatch.setattr(report.logger, "handlers", [caplog.handler])
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_full_payload(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    payload = {"codes": {"audio": [1, 2, 3]}, "hidden_states": {"output": torch.randn(16, 64)}}
+    assert receiver.get("0", "1", "r_0_0", {"source_host": "127.0.0.1", "source_port": 50051}) is None
+    ok, nbytes, metadata = sender.put("0", "1", "r_0_0", payload)
+    assert ok
+    assert nbytes > 4096
+    assert isinstance(metadata, dict)
+    got = take(receiver, "0", "1", "r_0_0", {"source_host": "127.0.0.1", "source_port": 50051})
+    assert got is not None
+    assert got[0]["codes"] == payload["codes"]
+    assert torch.equal(got[0]["hidden_states"]["output"], payload["hidden_states"]["output"])
+    assert got[1] == 4096
+    assert receiver.get("0", "1", "r_0_0") is None
+
+
+def test_metadata_of_a_put_leads_to_its_payload(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    _, _, metadata = sender.put("0", "1", "r_0_0", {"a": 1})
+    assert take(receiver, "0", "1", "r_0_0", metadata) == ({"a": 1}, 0)
+
+
+def test_struct_in_plain_dict_out_as_upstream_would(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    struct = OmniPayloadStruct(
+        codes=CodesStruct(audio=torch.arange(4)),
+        hidden_states=HiddenStatesStruct(output=torch.randn(2, 3)),
+        meta=MetaStruct(finished=torch.tensor(True)),
+        generated_len=7,
+        language=["en"],
+    )
+    assert sender.put(from_stage="0", to_stage="1", put_key="r_0_0", data=struct)[0]
+    [ours, _] = take(receiver, "0", "1", "r_0_0")
+    theirs = OmniSerializer.deserialize(OmniSerializer.serialize(struct))
+    assert type(ours) is dict
+    assert repr(ours) == repr(theirs)
+
+
+def test_struct_defaults_are_left_out_and_empty_values_are_not() -> None:
+    assert wire_payload(OmniPayloadStruct(generated_len=0, language=[])) == {"generated_len": 0, "language": []}
+
+    class Inner(msgspec.Struct):
+        number: int = 3
+
+    assert wire_payload({"a": [Inner(4)], "b": Inner()}) == {"a": [{"number": 4}], "b": {}}
+
+
+def test_kv_cache_as_the_manager_sends_and_takes_it(make: Make) -> None:
+    sender, receiver = make(None), make(None)
+    layers = {"key_cache": [torch.randn(4, 2, 8)], "value_cache": [torch.randn(4, 2, 8)]}
+    data = KVCacheTransferData(request_id="r", layer_blocks=layers, block_ids=[0, 1], metadata={})
+    raw = data.to_bytes()
+    for key, packed in (("bytes", raw), ("tensor", torch.frombuffer(bytearray(raw), dtype=torch.uint8))):
+        assert sender.put(from_stage="0", to_stage="1", put_key=key, data=packed)[0]
+        while (result := receiver.get(from_stage="0", to_stage="1", get_key=key, metadata=None)) is None:
+            pass
+        buffer, nbytes = result
+        assert isinstance(buffer, RawBuffer)
+        assert nbytes == len(packed)
+        restored = KVCacheTransferData.from_bytes(memoryview(buffer.tensor.numpy()))
+        assert torch.equal(restored["layer_blocks"]["key_cache"][0], layers["key_cache"][0])
+        buffer.release()
+
+
+def test_request_output_crosses_whole(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    completion = CompletionOutput(
+        index=0, text="hi", token_ids=[1, 2], cumulative_logprob=None, logprobs=None, finish_reason="stop"
+    )
+    output = RequestOutput(
+        request_id="r", prompt="p", prompt_token_ids=[5], prompt_logprobs=None, outputs=[completion], finished=True
+    )
+    output.multimodal_output = {"audio": torch.ones(3)}
+    assert sender.put("0", "1", "r", {"engine_inputs": output})[0]
+    [payload, _] = take(receiver, "0", "1", "r")
+    got = payload["engine_inputs"]
+    assert type(got) is RequestOutput
+    assert type(got.outputs[0]) is CompletionOutput
+    assert (got.request_id, got.outputs[0].text, got.finished) == ("r", "hi", True)
+    assert torch.equal(got.multimodal_output["audio"], torch.ones(3))
+
+
+def test_get_with_deadline_waits_no_longer(make: Make) -> None:
+    sender, receiver = make(0), make(None)
+    start = time.monotonic()
+    assert receiver.get_with_deadline("0", "1", "r_0_0", None, deadline=start + 0.2) is None
+    assert 0.2 <= time.monotonic() - start < 2
+    receiver.abandon_get("r_0_0")
+    sender.put("0", "1", "r_0_0", {"cond": 1})
+    assert take(receiver, "0", "1", "r_0_0") == ({"cond": 1}, 0)
+
+
+def test_abandon_get_leaves_the_payload_for_the_next(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    assert receiver.get("0", "1", "r_0_0") is None
+    receiver.abandon_get("r_0_0")
+    sender.put("0", "1", "r_0_0", {"a": 1})
+    assert take(receiver, "0", "1", "r_0_0") == ({"a": 1}, 0)
+
+
+def test_put_again_replaces(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    assert sender.put("0", "1", "r_0_0", {"try": 1})[0]
+    assert sender.put("0", "1", "r_0_0", {"try": 2})[0]
+    assert take(receiver, "0", "1", "r_0_0") == ({"try": 2}, 0)
+
+
+def test_cleanup_discards_and_the_key_may_come_again(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    sender.put("0", "1", "r_0_0", {"a": 1})
+    sender.put("0", "1", "r_0_10", {"a": 10})
+    sender.cleanup("r_0_0")
+    sender.cleanup("r_0_0")
+    assert receiver.get("0", "1", "r_0_0") is None
+    assert sender.put("0", "1", "r_0_0", {"a": 2})[0]
+    assert take(receiver, "0", "1", "r_0_0") == ({"a": 2}, 0)
+    assert take(receiver, "0", "1", "r_0_10") == ({"a": 10}, 0)
+
+
+def test_lost_payload_is_false_is_logged_once_and_its_key_is_not_given_to_another(
+    make: Make, errors: Callable[[], list[str]]
+) -> None:
+    sender, receiver = make(0), make(1)
+    assert sender.put("0", "1", "req-1_0_3", {"not": object()}) == (False, 0, None)
+    assert sender.put("0", "1", "req-1_0_3", {"the next": "chunk"}) == (False, 0, None)
+    assert take(receiver, "0", "1", "req-1_0_3") is None
+    assert sender.put("0", "1", "req-2_0_3", {"another": "request"})[0]
+    [put, get] = errors()
+    for text in ("request=req-1 ", "edge=0->1 ", "key=req-1_0_3 ", "EncodeError", "payload['not']"):
+        assert text in put
+    assert "ProducerFailedError" in get
+
+
+def test_a_poll_loop_logs_a_failure_once_and_never_raises(make: Make, errors: Callable[[], list[str]]) -> None:
+    receiver = make(1)
+    bad = {"omni_connector": 99}
+    assert [receiver.get("0", "1", "r_0_0", bad) for _ in range(50)] == [None] * 50
+    [line] = errors()
+    assert "IncompatibleMetadataError" in line
+
+
+def test_middle_stage_gets_and_puts_on_two_edges(make: Make) -> None:
+    first, middle, last = make(0), make(1), make(2)
+    first.put("0", "1", "r_0_0", {"hop": 1})
+    [payload, _] = take(middle, "0", "1", "r_0_0")
+    assert middle.put("1", "2", "r_1_0", {"hop": payload["hop"] + 1})[0]
+    assert take(last, "1", "2", "r_1_0") == ({"hop": 2}, 0)
+
+
+def test_same_key_on_two_edges(make: Make) -> None:
+    first, second = make(0), make(1)
+    first.put("0", "1", "same", {"edge": "01"})
+    first.put("0", "2", "same", {"edge": "02"})
+    assert take(second, "0", "2", "same") == ({"edge": "02"}, 0)
+    assert take(second, "0", "1", "same") == ({"edge": "01"}, 0)
+
+
+def test_readers_take_it_each(make: Make) -> None:
+    sender, receiver = make(0, readers=2), make(1)
+    sender.put("0", "1", "r_0_0", {"x": np.arange(3)})
+    for _ in range(2):
+        result = take(receiver, "0", "1", "r_0_0")
+        assert result is not None
+        assert result[0]["x"].tolist() == [0, 1, 2]
+    assert receiver.get("0", "1", "r_0_0") is None
+
+
+def test_health_and_close(make: Make) -> None:
+    sender = make(0)
+    assert sender.health() == {"status": "healthy", "backend": "shared_memory", "edges": {}}
+    sender.put("0", "1", "r_0_0", {"a": 1})
+    health = sender.health()
+    assert health["status"] == "healthy"
+    assert health["edges"]["0->1 producer"]["puts"] == 1
+    assert health["edges"]["0->1 producer"]["pending"] == 1
+    sender.close()
+    sender.close()
+    assert sender.health()["edges"] == {}
+
+
+def test_two_instances_of_a_stage_share_an_end_and_the_last_closes_it(make: Make) -> None:
+    one, two, receiver = make(0), make(0), make(1)
+    one.put("0", "1", "a", {"n": 1})
+    two.put("0", "1", "b", {"n": 2})
+    one.close()
+    assert take(receiver, "0", "1", "a") == ({"n": 1}, 0)
+    assert take(receiver, "0", "1", "b") == ({"n": 2}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "error", "text"),
+    [
+        ("shared_memory", {"timeout": 3}, OptionError, "timeout_s"),
+        ("shared_memory", {"timeout_s": "soon"}, OptionError, "timeout_s"),
+        ("shared_memory", {"readers": 0}, OptionError, "readers"),
+        ("memory", {}, ConfigError, "processes"),
+        ("no_such_backend", {}, UnknownBackendError, "no_such_backend"),
+    ],
+)
+def test_wrong_configuration_fails_at_start(
+    make: Make, name: str, extra: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        ConnectorAdapter(name, {"stage_id": 0, **extra})
+
+
+def test_pipeline_options_stay_in_config_and_out_of_the_transport(make: Make) -> None:
+    adapter = make(0, codec_chunk_frames=25, connector_get_sleep_s=0.01, mine=1, pipeline_options=["mine"])
+    assert adapter.config["codec_chunk_frames"] == 25
+    assert adapter.put("0", "1", "k", {"a": 1})[0]
+
+
+def test_missing_sdk_says_what_to_install(make: Make) -> None:
+    from omni_connector_core import BackendSpec, Capabilities, plugin_manager
+
+    spec = BackendSpec(
+        name="absent",
+        summary="",
+        transport="no_such_sdk_transport:Transport",
+        options="omni_connector_core.options:Options",
+        capabilities=Capabilities(),
+        install="pip install absent-sdk",
+        sdk="no_such_sdk_transport",
+    )
+    plugin_manager.register(spec)
+    try:
+        with pytest.raises(PluginError, match="pip install absent-sdk"):
+            ConnectorAdapter("absent", {"stage_id": 0})
+    finally:
+        plugin_manager.unregister(spec)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapter relies on, held against the vllm-omni that is installed: a new version fails here first, and says where."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+import vllm_omni
+import yaml
+from omni_connector_core import plugin_manager
+from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.extra import upstream_options
+from omni_connector_serve.vllm_omni.plugin import register
+from vllm.plugins import DEFAULT_PLUGINS_GROUP
+from vllm_omni.distributed.omni_connectors import factory
+from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
+from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+from vllm_omni.distributed.omni_connectors.utils import initialization
+from vllm_omni.plugins import OMNI_DEFAULT_PLUGINS_GROUP
+
+TESTED_VERSIONS = {"0.30.0"}
+SOURCES = Path(vllm_omni.__file__).parent
+# Where the engine calls connectors, and the names under which it holds them.
+CALLERS = [
+    SOURCES / "distributed/omni_connectors" / name
+    for name in (
+        "kv_transfer_manager.py",
+        "model_runner/omni_connector_payload_transport.py",
+        "model_runner/omni_connector_runtime.py",
+        "transfer_adapter/base.py",
+        "transfer_adapter/chunk_transfer_adapter.py",
+    )
+] + [SOURCES / "diffusion/worker/stage_payload.py", SOURCES / "worker_v2/omni_data_plane.py"]
+HOLDERS = {"connector", "_connector", "_omni_connector"}
+
+
+def test_version_was_run() -> None:
+    assert version("vllm-omni") in TESTED_VERSIONS
+
+
+def parameters(function: object) -> list[tuple[str, inspect._ParameterKind]]:
+    return [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "method", ["put", "get", "get_with_deadline", "abandon_get", "cleanup", "reap_consumed", "health", "close"]
+)
+def test_signatures(method: str) -> None:
+    assert parameters(getattr(ConnectorAdapter, method)) == parameters(getattr(OmniConnectorBase, method))
+
+
+def test_no_abstract_method_is_left() -> None:
+    assert not ConnectorAdapter.__abstractmethods__
+
+
+def attributes_used() -> Iterator[tuple[str, str]]:
+    for caller in CALLERS:
+        for node in ast.walk(ast.parse(caller.read_text())):
+            if isinstance(node, ast.Attribute):
+                holder = node.value
+                name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", None)
+                if name in HOLDERS:
+                    yield node.attr, f"{caller.name}:{node.lineno}"
+
+
+def test_every_attribute_that_the_engine_uses_is_there() -> None:
+    used = dict(attributes_used())
+    assert {"put", "get", "get_with_deadline", "stage_id"} <= used.keys(), "the engine calls connectors elsewhere now"
+    # Set on a connector only after its update_sender_info raised, which ours does not.
+    used.pop("sender_host", None)
+    used.pop("sender_zmq_port", None)
+    there = set(dir(ConnectorAdapter)) | {"config", "stage_id"}
+    assert {name: where for name, where in used.items() if name not in there} == {}
+
+
+def test_factory() -> None:
+    assert parameters(factory.OmniConnectorFactory.register_connector) == [
+        ("name", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        ("constructor", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+    ]
+    assert isinstance(factory.OmniConnectorFactory._registry, dict)
+    assert issubclass(ConnectorAdapter, OmniConnectorBase)
+
+
+def test_built_in_names() -> None:
+    built_in = set(factory.OmniConnectorFactory.list_registered_connectors())
+    drop_ins = [plugin_manager.spec(name).drop_in for name in plugin_manager.names()]
+    assert {drop_in.name for drop_in in drop_ins if drop_in is not None} <= built_in
+    assert upstream_options().aliases.items() <= {("MooncakeConnector", "MooncakeStoreConnector")}
+    assert upstream_options().aliases.keys() <= built_in
+
+
+def test_abort_cleans_up_what_is_an_instance_of_the_built_in_class() -> None:
+    source = (SOURCES / "distributed/omni_connectors/transfer_adapter/chunk_transfer_adapter.py").read_text()
+    assert source.count("isinstance(self.connector, SharedMemoryConnector)") == 2
+    register()
+    assert issubclass(ConnectorAdapter, SharedMemoryConnector)
+
+
+def test_entry_points() -> None:
+    assert (DEFAULT_PLUGINS_GROUP, OMNI_DEFAULT_PLUGINS_GROUP) == (
+        "vllm.general_plugins",
+        "vllm_omni.general_plugins",
+    )
+    for group in (DEFAULT_PLUGINS_GROUP, OMNI_DEFAULT_PLUGINS_GROUP):
+        [point] = entry_points(group=group, name="omni_connector")
+        assert callable(point.load())
+
+
+@pytest.mark.parametrize(
+    ("purpose", "rank", "replica", "port"),
+    [
+        ("request_forwarding", 0, 0, 50052),
+        ("request_forwarding", 1, 2, 50052 + 16 + 2048),
+        ("kv_transfer", 0, 0, 50152),
+    ],
+)
+def test_ports(purpose: str, rank: int, replica: int, port: int) -> None:
+    found = initialization.compute_connector_zmq_port(
+        50051, purpose=purpose, from_stage=1, local_rank=rank, replica_id=replica
+    )
+    assert found == port
+
+
+def python_sources() -> str:
+    return "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
+
+
+def test_option_tables() -> None:
+    table, sources = upstream_options(), python_sources()
+    assert [name for name in sorted(table.pipeline) if f'"{name}"' not in sources] == []
+    assert [name for name in sorted(table.unread) if f'"{name}"' in sources] == []
+
+
+def test_upstreams_own_deploy_files_use_known_options() -> None:
+    table = upstream_options()
+    strangers = {}
+    for path in sorted((SOURCES / "deploy").glob("*.yaml")):
+        for name, connector in (yaml.safe_load(path.read_text()).get("connectors") or {}).items():
+            if connector.get("name") in (None, "SharedMemoryConnector"):
+                unknown = set(connector.get("extra") or {}) - table.pipeline - table.unread
+                if unknown:
+                    strangers[f"{path.name}:{name}"] = unknown
+    assert strangers == {}
