@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +24,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     subprocess.run([sys.executable, "-m", "omni_cpu_rig.checkpoint", str(directory)], check=True)
     return directory
+
+
+@pytest.fixture(scope="session")
+def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``with serve("two", {"async_chunk": True}) as server:`` — leaving it fails if anything is left behind."""
+    from omni_server import Server, write_deploy
+
+    @contextlib.contextmanager
+    def serve(
+        base: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        killed: bool = False,
+        **options: Any,
+    ) -> Iterator[Server]:
+        directory = tmp_path_factory.mktemp(base)
+        deploy = write_deploy(directory / "deploy.yaml", base, changes)
+        shared_before = names_in("/dev/shm")
+        runtime_dir = tempfile.mkdtemp(prefix="oc-")  # short: the paths of Unix sockets are limited
+        ours = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_RUNTIME_DIR": runtime_dir}
+        server = Server(deploy, model, directory, environment={**ours, **(environment or {})}, **options)
+        with server:
+            yield server
+        assert server.left_behind == []
+        assert names_in("/dev/shm") - shared_before == set()
+        if not killed:
+            assert names_in(runtime_dir) == set()
+        shutil.rmtree(runtime_dir)
+
+    return serve
+
+
+def names_in(directory: str) -> set[str]:
+    """Files in a directory."""
+    return {path.name for path in Path(directory).iterdir()}

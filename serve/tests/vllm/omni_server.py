@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +96,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def stats_of(lines: Iterable[str], backend: str, edge: str, role: str) -> Counter[str]:
+    """Add up the last counters in each process's log lines for one end of an edge."""
+    pattern = re.compile(rf"connector stats: pid=(\d+) backend={backend} edge={edge} role={role} (.*)")
+    last = {match[1]: match[2] for line in lines if (match := pattern.search(line))}
+    total: Counter[str] = Counter()
+    for counters in last.values():
+        for name, _, value in (part.rpartition("=") for part in counters.split()):
+            total[name] += int(value)
+    return total
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, otherwise: str) -> None:
+    """Wait for something that only asking can tell, looking twenty times a second."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        threading.Event().wait(0.05)
 
 
 class Process:
@@ -223,6 +243,7 @@ class Server:
     def __enter__(self) -> Self:
         try:
             self.head.wait_for("Application startup complete", READY_TIMEOUT_S)
+            wait_until(self._listens, 10, "the server does not listen")  # uvicorn binds just after that line
         except BaseException:
             self.stop()
             raise
@@ -230,6 +251,10 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @property
     def head(self) -> Process:
@@ -243,6 +268,10 @@ class Server:
     def lines(self) -> list[str]:
         """Every process's log lines so far."""
         return [line for process in self.processes.values() for line in process.lines()]
+
+    def stats(self, backend: str, edge: str, role: str) -> Counter[str]:
+        """Add up the last counters that each process logged for one end of an edge."""
+        return stats_of(self.lines(), backend, edge, role)
 
     def tree(self) -> list[psutil.Process]:
         """Every process of the server."""

@@ -111,7 +111,6 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             self._lost.add(edge, put_key)
             self._tell_consumers(edge, put_key, error)
             return False, 0, None
-        sharing.stats.tick([connector])
         return True, metadata["nbytes"], metadata
 
     def get(
@@ -150,8 +149,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                 self._report("cleanup", open_end.end.edge, request_id, error)
 
     def reap_consumed(self) -> None:
-        """The engine's ten times a second: a moment to report. Backends free what was read by themselves."""
-        sharing.stats.tick([open_end.connector for open_end in list(self._ends.values())])
+        """Nothing to do: a backend frees by itself what was read."""
 
     def update_sender_info(self, host: str, port: int | None) -> None:
         """Where the engine thinks that the producer is: a hint for gets that bring none."""
@@ -204,15 +202,11 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]
     ) -> tuple[Any, int] | None:
         try:
-            connector = self._open(edge, Role.CONSUMER).connector
-            payload = take(connector)
+            payload = take(self._open(edge, Role.CONSUMER).connector)
         except Exception as error:  # raising in a poll loop is a traceback per millisecond
             self._report("get", edge, key, error)
             return None
-        if payload is NOT_READY:
-            return None
-        sharing.stats.tick([connector])
-        return delivered(payload)
+        return None if payload is NOT_READY else delivered(payload)
 
     def _of_role(self, role: Role) -> list[_Open]:
         return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]

@@ -6,16 +6,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from omni_connector_core import Edge, OmniConnector
 
 __all__ = ["STATS_INTERVAL_ENV", "Once", "StatsReport", "logger"]
 
 STATS_INTERVAL_ENV = "OMNI_CONNECTOR_STATS_INTERVAL_S"
-"""Seconds between two lines of counters; 0: a line on every call after which a counter has changed."""
+"""Seconds between two lines of counters; without it a minute."""
 
 _COUNTERS = ("puts", "gets", "put_bytes", "get_bytes", "pending", "bytes_held", "expired")
 _REMEMBERED = 4096
@@ -43,20 +42,40 @@ class Once:
 
 
 class StatsReport:
-    """Logs each connector's counters when they have changed, at most once an interval, and at the end."""
+    """Logs each connector's counters that have changed, once an interval, from a thread of its own, and at the end.
 
-    def __init__(self) -> None:
-        self._interval_s = float(os.environ.get(STATS_INTERVAL_ENV) or 60.0)
-        self._next_s = 0.0
+    Parameters
+    ----------
+    connectors
+        Tells the connectors that are open.
+    """
+
+    def __init__(self, connectors: Callable[[], Iterable[OmniConnector]]) -> None:
+        self._connectors = connectors
         self._last: dict[tuple[str, Edge, str], str] = {}
         self._lock = threading.Lock()
+        self._stopped: threading.Event | None = None
 
-    def tick(self, connectors: Iterable[OmniConnector]) -> None:
-        """Report if it is time."""
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + self._interval_s
-            self.now(connectors)
+    def start(self) -> None:
+        """Report from now on; harmless when it does already."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = threading.Event()
+                threading.Thread(
+                    target=self._run, args=(self._stopped,), name="omni-connector-stats", daemon=True
+                ).start()
+
+    def stop(self) -> None:
+        """Report no more."""
+        with self._lock:
+            if self._stopped is not None:
+                self._stopped.set()
+                self._stopped = None
+
+    def _run(self, stopped: threading.Event) -> None:
+        interval_s = float(os.environ.get(STATS_INTERVAL_ENV, 60.0))
+        while not stopped.wait(interval_s):
+            self.now(self._connectors())
 
     def now(self, connectors: Iterable[OmniConnector]) -> None:
         """Report what has changed."""
@@ -70,4 +89,4 @@ class StatsReport:
                 if self._last.get(who) == counters:
                     continue
                 self._last[who] = counters
-            logger.info("connector stats: backend=%s edge=%s role=%s %s", *who, counters)
+            logger.info("connector stats: pid=%d backend=%s edge=%s role=%s %s", os.getpid(), *who, counters)

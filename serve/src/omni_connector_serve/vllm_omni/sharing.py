@@ -15,7 +15,7 @@ from omni_connector_core import Edge, OmniConnector, Role, create_connector
 from omni_connector_serve.vllm_omni.place import Place
 from omni_connector_serve.vllm_omni.report import StatsReport
 
-__all__ = ["End", "acquire", "close_all", "release", "stats"]
+__all__ = ["End", "acquire", "close_all", "release"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class _Shared:
     users: int = 1
 
 
-stats = StatsReport()
 _open: dict[End, _Shared] = {}
 _lock = threading.Lock()
+_report = StatsReport(lambda: _connectors())
 _hooked = False
 
 
@@ -52,19 +52,22 @@ def acquire(end: End) -> OmniConnector:
             end.backend, end.options, edge=end.edge, role=end.role, replica=end.place.replica, rank=end.place.rank
         )
         _open[end] = _Shared(connector)
-        return connector
+    _report.start()
+    return connector
 
 
 def release(end: End) -> None:
-    """Leave a connector."""
+    """Leave a connector; one that was closed at exit is left already."""
     with _lock:
-        shared = _open[end]
+        shared = _open.get(end)
+        if shared is None:
+            return
         shared.users -= 1
         if shared.users:
             return
         del _open[end]
-    stats.now([shared.connector])
-    shared.connector.close()
+        last = not _open
+    _close([shared.connector], last)
 
 
 def close_all() -> None:
@@ -72,9 +75,20 @@ def close_all() -> None:
     with _lock:
         connectors = [shared.connector for shared in _open.values()]
         _open.clear()
-    stats.now(connectors)
+    _close(connectors, True)
+
+
+def _close(connectors: list[OmniConnector], last: bool) -> None:
+    if last:
+        _report.stop()
+    _report.now(connectors)
     for connector in connectors:
         connector.close()
+
+
+def _connectors() -> list[OmniConnector]:
+    with _lock:
+        return [shared.connector for shared in _open.values()]
 
 
 def _close_at_exit() -> None:

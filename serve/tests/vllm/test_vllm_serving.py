@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve --omni` over shared memory: layouts, load, aborts, and stages that are killed.
+
+Each server is started once for the tests of its class. What the audio must be was measured with vLLM-Omni's own
+SharedMemoryConnector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from omni_server import ONE_PROCESS_A_STAGE, Reply, Server, wait_until
+
+FULL = ("12906c713f747e57", "e0a2fc23572044f4")
+CHUNKS = ("cf72a87d28dbd3a0", "080176a079747721")
+THREE_STAGES = ("d6404dc84180ebb0", "6dc93a7a4b9d68f2")
+THREE_STAGES_CHUNKS = ("34f537bb596d0a7e", "256124e844073418")
+LONG = {
+    "stages.0.default_sampling_params.max_tokens": 400,
+    "stages.0.max_model_len": 1024,
+    "stages.1.max_model_len": 2048,
+}
+Serve = Callable[..., Any]
+
+
+def assert_serves(server: Server, audio: tuple[str, str], *edges: str, backend: str = "shared_memory") -> None:
+    """Two requests give the audio, every edge's counters moved, and the built-in connector was not made."""
+    before = {(edge, role): server.stats(backend, edge, role) for edge in edges for role in ("producer", "consumer")}
+    assert [server.chat(f"hello {number}").sha256 for number in range(2)] == list(audio)
+    for (edge, role), counters in before.items():
+        moved = "puts" if role == "producer" else "gets"
+        wait_until(
+            lambda end=(edge, role), least=counters[moved] + 2, moved=moved: server.stats(backend, *end)[moved] >= least,
+            10,
+            f"the {role} of {edge} does not report {moved} over {backend}",
+        )
+    assert not [line for line in server.lines() if "Created connector: SharedMemoryConnector" in line]
+
+
+def assert_memory_returns(server: Server, edge: str = "0->1") -> None:
+    """Everything that was put was read or dropped, and the next request finds the connector empty."""
+    wait_until(
+        lambda: not server.stats("shared_memory", edge, "producer")["pending"],
+        20,
+        "the producer keeps payloads that nobody will read",
+    )
+
+
+def chat_while(server: Server, requests: int, what: Callable[[], None], after_puts: int = 1) -> list[Reply]:
+    """Do something in the middle of requests: when the connector has moved on by some puts."""
+    before = server.stats("shared_memory", "0->1", "producer")["puts"]
+    with ThreadPoolExecutor(requests) as pool:
+        replies: list[Future[Reply]] = [pool.submit(server.chat, f"hello {n}") for n in range(requests)]
+        wait_until(
+            lambda: server.stats("shared_memory", "0->1", "producer")["puts"] >= before + after_puts, 30, "no put"
+        )
+        what()
+        return [reply.result() for reply in replies]
+
+
+def kill_stage(server: Server, stage: int) -> None:
+    """Kill the engine process of a stage, as the kernel does when memory is short."""
+    [victim] = [process for process in server.tree() if f"stage{stage}_replica0" in process.name()]
+    victim.kill()
+
+
+class TestFullPayload:
+    """One process a stage; full payloads."""
+
+    @pytest.fixture(scope="class")
+    def server(self, serve: Serve) -> Iterator[Server]:
+        with serve("two", environment=ONE_PROCESS_A_STAGE) as server:
+            yield server
+
+    def test_audio(self, server: Server) -> None:
+        assert_serves(server, FULL, "0->1")
+
+    def test_sixteen_at_once_five_times(self, server: Server) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            for _ in range(5):
+                replies = list(pool.map(server.chat, [f"hello {number % 2}" for number in range(16)]))
+                assert {reply.status for reply in replies} == {HTTPStatus.OK}
+                assert [reply.sha256 for reply in replies] == [FULL[number % 2] for number in range(16)]
+        assert_memory_returns(server)
+
+    def test_clients_that_hang_up(self, server: Server) -> None:
+        for number in range(8):
+            with server.request(f"hello {number}"):
+                pass
+        assert_serves(server, FULL, "0->1")
+        assert_memory_returns(server)
+
+
+class TestChunks:
+    """One process a stage; async chunks."""
+
+    @pytest.fixture(scope="class")
+    def server(self, serve: Serve) -> Iterator[Server]:
+        with serve("two", {"async_chunk": True}, environment=ONE_PROCESS_A_STAGE) as server:
+            yield server
+
+    def test_audio(self, server: Server) -> None:
+        assert_serves(server, CHUNKS, "0->1")
+
+
+class TestChunksDropIn:
+    """The process layout of a GPU machine, async chunks, and the built-in connector's name in the deploy file."""
+
+    @pytest.fixture(scope="class")
+    def server(self, serve: Serve) -> Iterator[Server]:
+        changes = {
+            "async_chunk": True,
+            "connectors.edge": {
+                "name": "SharedMemoryConnector",
+                "extra": {"codec_streaming": True, "connector_get_sleep_s": 0.01, "codec_chunk_frames": 25},
+            },
+            **LONG,
+        }
+        with serve("two", changes, environment={"OMNI_CONNECTOR_DROP_IN": "1"}, killed=True) as server:
+            yield server
+
+    def test_it_is_ours_that_moves_the_chunks(self, server: Server) -> None:
+        first = server.chat("hello 0")
+        assert first.status == HTTPStatus.OK
+        assert server.chat("hello 0").sha256 == first.sha256
+        wait_until(
+            lambda: server.stats("shared_memory", "0->1", "consumer")["gets"] >= 200, 10, "the counters do not move"
+        )
+
+    def test_clients_that_hang_up_in_the_middle(self, server: Server) -> None:
+        expected = server.chat("hello 1").sha256
+        for number in range(4):
+            before = server.stats("shared_memory", "0->1", "producer")["puts"]
+            with server.request(f"hello {number}"):
+                wait_until(
+                    lambda least=before + 3: server.stats("shared_memory", "0->1", "producer")["puts"] >= least,
+                    30,
+                    "no chunk",
+                )
+        assert server.chat("hello 1").sha256 == expected
+        assert_memory_returns(server)
+
+    def test_a_killed_consumer_fails_its_requests_at_once(self, server: Server) -> None:
+        replies = chat_while(server, 3, lambda: kill_stage(server, 1), after_puts=10)
+        assert {reply.status for reply in replies} == {HTTPStatus.INTERNAL_SERVER_ERROR}
+        assert max(reply.seconds for reply in replies) < 30
+        assert server.health() == HTTPStatus.SERVICE_UNAVAILABLE
+        assert server.chat("hello 0").status == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert_memory_returns(server)
+
+
+class TestHeadAndHeadless:
+    """Two `vllm serve` processes, one a stage; then the producing one is killed."""
+
+    @pytest.fixture(scope="class")
+    def server(self, serve: Serve) -> Iterator[Server]:
+        with serve("two", LONG, environment=ONE_PROCESS_A_STAGE, headless=[1]) as server:
+            yield server
+
+    def test_audio(self, server: Server) -> None:
+        first = server.chat("hello 0")
+        assert first.status == HTTPStatus.OK
+        assert server.chat("hello 0").sha256 == first.sha256
+        wait_until(lambda: server.stats("shared_memory", "0->1", "consumer")["gets"] >= 2, 10, "no counters")
+        assert_memory_returns(server)
