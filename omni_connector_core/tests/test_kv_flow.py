@@ -253,7 +253,10 @@ def test_an_abort_reaches_the_consumer_and_no_block_counts_as_valid(group: Any) 
     with pytest.raises(ZeroDivisionError), sender.open("r", ids, TOKENS) as send:
         send.send_layer()
         raise ZeroDivisionError("at layer 1")
-    with pytest.raises(ProducerFailedError, match="ZeroDivisionError: at layer 1"), receiver.open("r", own_ids, TOKENS) as receive:
+    with (
+        pytest.raises(ProducerFailedError, match="ZeroDivisionError: at layer 1"),
+        receiver.open("r", own_ids, TOKENS) as receive,
+    ):
         receive.all()
     assert receive.layers_received == 1
     assert receive.invalid_blocks == own_ids

@@ -354,7 +354,8 @@ class OmniConnector:
     def cleanup(self, request_id: str, *, timeout: float | None = None) -> int:
         """Discard every payload of exactly this request, all chunks and shards, from either end; idempotent.
 
-        Consumers waiting for one get `RequestAbandonedError`, and so does a later put.
+        Consumers waiting for one get `RequestAbandonedError`, and so does a later put. A producer discards its own, so that the
+        request may be retried on another replica; a consumer discards every producer's.
 
         Returns
         -------

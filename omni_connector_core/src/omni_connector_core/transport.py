@@ -211,6 +211,9 @@ class Transport(ABC):
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         """Discard every payload of the request and refuse later puts of it, from either end of the edge.
 
+        A producer discards its own, so that the request may be retried on another replica; a consumer, or an end that is
+        both, discards every producer's, also of producers that it meets later.
+
         Returns
         -------
         int

@@ -7,8 +7,11 @@ from omni_connector_contract_tests.suite.capacity import TestCapacity, TestState
 from omni_connector_contract_tests.suite.endings import TestCleanup, TestExpiry, TestFail
 from omni_connector_contract_tests.suite.hygiene import TestHostileBytes, TestLeaks
 from omni_connector_contract_tests.suite.identity import TestEdgesAndProducers, TestKeys
+from omni_connector_contract_tests.suite.kv_flow import TestKVEndings, TestKVFlow
 from omni_connector_contract_tests.suite.processes import TestDeath, TestStandstill
 from omni_connector_contract_tests.suite.reads import TestReads, TestReplacing
+from omni_connector_contract_tests.suite.stages import TestReplicas, TestStageFlow
+from omni_connector_contract_tests.suite.streams import TestStreamEndings, TestStreams
 from omni_connector_contract_tests.suite.transfer import TestMetadata, TestTransfer
 from omni_connector_contract_tests.suite.usage import TestLifecycle, TestOptions, TestThreads
 from omni_connector_contract_tests.suite.waiting import TestHandles, TestWaiting
@@ -26,6 +29,8 @@ __all__ = [
     "TestGetInto",
     "TestHandles",
     "TestHostileBytes",
+    "TestKVEndings",
+    "TestKVFlow",
     "TestKeys",
     "TestLeaks",
     "TestLifecycle",
@@ -33,8 +38,12 @@ __all__ = [
     "TestOptions",
     "TestReads",
     "TestReplacing",
+    "TestReplicas",
+    "TestStageFlow",
     "TestStandstill",
     "TestState",
+    "TestStreamEndings",
+    "TestStreams",
     "TestThreads",
     "TestTransfer",
     "TestViews",

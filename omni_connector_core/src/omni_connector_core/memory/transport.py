@@ -26,7 +26,7 @@ from omni_connector_core.key import Edge, Key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_core.metadata import Where
 from omni_connector_core.options import Options, byte_size, option
-from omni_connector_core.transport import Memory, Transport, TransportContext
+from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 
 __all__ = ["MemoryOptions", "MemoryTransport"]
 
@@ -159,8 +159,7 @@ class MemoryTransport(Transport):
         return [
             (transport, ledger)
             for transport, ledger in self._meeting.ledgers.items()
-            if where.producer in (None, transport.context.producer)
-            and incarnation in (None, transport._incarnation)
+            if where.producer in (None, transport.context.producer) and incarnation in (None, transport._incarnation)
         ]
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
@@ -171,9 +170,12 @@ class MemoryTransport(Transport):
         self._meeting.announce()
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
-        with self._meeting.lock:
-            self._meeting.abandoned.add(request_id)
-            ledgers = list(self._meeting.ledgers.values())
+        if self.context.role is Role.PRODUCER:
+            ledgers = [self._own_ledger()]
+        else:
+            with self._meeting.lock:
+                self._meeting.abandoned.add(request_id)
+                ledgers = list(self._meeting.ledgers.values())
         count = sum(ledger.cleanup(request_id) for ledger in ledgers)
         self._meeting.announce()
         return count

@@ -90,9 +90,7 @@ class StoreTransport(Transport):
         self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline
     ) -> dict[str, Any]:
         producer = self._producer(deadline)
-        return producer.put(
-            key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline
-        )
+        return producer.put(key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline)
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
         self._producer(deadline).fail(key, reason, deadline=deadline)
@@ -118,7 +116,9 @@ class StoreTransport(Transport):
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         own = self._producer_end
         count = own.cleanup(request_id, deadline=deadline) if own is not None else 0
-        return count + self._consumer(deadline).cleanup(request_id, deadline, but=None if own is None else own.slot.incarnation)
+        return count + self._consumer(deadline).cleanup(
+            request_id, deadline, but=None if own is None else own.slot.incarnation
+        )
 
     def _usage(self) -> Usage:
         own, store = self._producer_end, self._store
