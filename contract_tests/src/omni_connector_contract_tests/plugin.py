@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from omni_connector_contract_tests.harness.backend import Backend, read_config
+from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.peers import Peers
+from omni_connector_contract_tests.harness.probes import LeakProbe
 from omni_connector_core import OmniConnectorError, plugin_manager
 
 pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_connector_contract_tests.harness")
@@ -93,8 +96,6 @@ def connector_backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def contract_peers(pytestconfig: pytest.Config, connector_backend: Backend) -> Iterator[Peers]:
     """Keep the processes in which ends live; each made a transfer before the first test counts what it holds."""
-    from omni_connector_contract_tests.harness.ends import Ends
-
     peers = Peers(
         processes=connector_backend.capabilities.cross_process,
         patience_s=pytestconfig.getoption("contract_patience"),
@@ -106,14 +107,25 @@ def contract_peers(pytestconfig: pytest.Config, connector_backend: Backend) -> I
         peers.shutdown()
 
 
-def warm_up(backend: Backend, peers: Peers, ends: Any) -> None:
-    """Let the two main peers pay what a process pays once, in both roles."""
+@pytest.fixture(scope="class")
+def contract_leaks_nothing(contract_peers: Peers) -> Iterator[None]:
+    """Compare what the peers hold before and after a class of tests."""
+    probe = LeakProbe(contract_peers)
+    yield
+    probe.check()
+
+
+def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
+    """Let the lasting peers pay what a process pays once, in every role, with every other."""
+    names = ("producer", "consumer", "second producer", "second consumer")
     try:
-        for there, here in (("producer", "consumer"), ("consumer", "producer")):
+        for there, here in itertools.permutations(names if peers.processes else names[:2], 2):
             edge = (there, here)
             producer = ends.open("producer", on=there, edge=edge)
             consumer = ends.open("consumer", on=here, edge=edge)
             producer.put("warm", list(range(3)))
             consumer.get("warm")
+            producer.health()
+            consumer.health()
     finally:
         ends.close()

@@ -118,6 +118,7 @@ class Ends:
     def __init__(self, backend: Backend, peers: Peers) -> None:
         self.backend, self.peers = backend, peers
         self.namespace = peers.namespace()
+        self.violence = False
         self._open: list[End] = []
         self._producer: End | None = None
         self._consumer: End | None = None
@@ -159,7 +160,8 @@ class Ends:
         return end
 
     def process(self, end: End) -> ProcessPeer:
-        """Return the process in which an end lives, to be stopped or killed."""
+        """Return the process in which an end lives, to be stopped or killed; it may then leave files behind."""
+        self.violence = True
         assert isinstance(end.peer, ProcessPeer)
         return end.peer
 

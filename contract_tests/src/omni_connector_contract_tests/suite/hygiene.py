@@ -7,6 +7,7 @@ import pickle
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,14 +127,13 @@ class TestHostileBytes(ContractTests):
 def _listening(end: End) -> list[tuple[int, int, object]]:
     found: list[tuple[int, int, object]] = []
     for connection in psutil.Process(end.peer.pid).net_connections("all"):
-        address = connection.laddr
-        if connection.status == psutil.CONN_LISTEN or (
-            connection.type == socket.SOCK_DGRAM and address and not connection.raddr
-        ):
+        address: Any = connection.laddr
+        if connection.family == socket.AF_UNIX:
+            if address:
+                name = f"\0{address[1:]}" if address.startswith("@") else address
+                found.append((connection.family, connection.type, name))
+        elif connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
             found.append((connection.family, connection.type, tuple(address)))
-        elif connection.family == socket.AF_UNIX and address:
-            name = f"\0{address[1:]}" if str(address).startswith("@") else address
-            found.append((connection.family, connection.type, name))
     return found
 
 
