@@ -38,7 +38,7 @@ from yr.datasystem.kv_client import ExistenceOpt, KVClient, WriteMode
 
 __all__ = ["AlreadyExistsError", "ExistenceOpt", "NotThereError", "Session", "Usage", "open_session", "vendor_errors"]
 
-WRITE_TIMEOUT_S = 0.1
+WRITE_TIMEOUT_S = 0.25
 """Longest time, with the GIL, that a full worker is asked for memory."""
 USAGE_TIMEOUT_S = 0.005
 """Longest time, with the GIL, that a worker is asked how full it is."""

@@ -18,8 +18,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
@@ -33,15 +33,21 @@ from omni_connector_yuanrong.sdk import AlreadyExistsError, ExistenceOpt, NotThe
 
 __all__ = ["YuanrongStore"]
 
-ResultT = TypeVar("ResultT")
-
 TAKEN = "#taken"
 TAKEN_TTL_S = 60.0
 """How long a marker outlives the taken object, which is removed within milliseconds."""
 SWEEP_S = 2e-3
 """For how long removals are collected."""
-FULL_RETRY_S = 0.25
-"""How often a worker that says it is full is asked for memory all the same, with the GIL."""
+REFUSAL_S = 2.0
+"""For how long a refusal of memory stands while nothing was freed: to ask again holds the GIL for `WRITE_TIMEOUT_S`."""
+
+
+class _Refusal(NamedTuple):
+    """A worker's refusal: when, of how many bytes, and with how many in use."""
+
+    at_s: float
+    nbytes: int
+    allocated: int
 
 
 class YuanrongStore(ObjectStore):
@@ -62,7 +68,7 @@ class YuanrongStore(ObjectStore):
     def __init__(self, options: YuanrongOptions) -> None:
         self._open: Session | None = open_session(options)
         self._usage = self._open.usage()
-        self._full_s = -math.inf
+        self._refusal: _Refusal | None = None
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
         self._held = 0
@@ -81,12 +87,7 @@ class YuanrongStore(ObjectStore):
         buffers = self._allocate(session, names, [new.nbytes for new in objects], ttl_s, deadline)
         for buffer, new in zip(buffers, objects, strict=True):
             _fill(buffer, new.content)
-        try:
-            _patiently(session, "mset_buffer", lambda: session.writer.mset_buffer(buffers), deadline)
-        except OmniConnectorError:
-            self._taken.extend(names)  # the answer may have been lost, not the request
-            self._sweep.set()
-            raise
+        self._publish(session, names, buffers, deadline)
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """See `ObjectStore.replace`."""
@@ -149,8 +150,7 @@ class YuanrongStore(ObjectStore):
         session = self._session()
         if not names:
             return []
-        with session.calling("exist"):
-            found = session.client.exist([*names, *(name + TAKEN for name in names)])
+        found = self._exist(session, [*names, *(name + TAKEN for name in names)])
         there, taken = found[: len(names)], found[len(names) :]
         return [exists and not gone for exists, gone in zip(there, taken, strict=True)]
 
@@ -198,6 +198,11 @@ class YuanrongStore(ObjectStore):
             raise ClosedError("the store is closed")
         return session
 
+    @staticmethod
+    def _exist(session: Session, names: list[str]) -> list[bool]:
+        with session.calling("exist"):
+            return list(session.client.exist(names))
+
     def _views(self, names: Sequence[str]) -> list[memoryview | None]:
         session = self._session()
         if not names:
@@ -212,26 +217,48 @@ class YuanrongStore(ObjectStore):
     def _allocate(
         self, session: Session, names: list[str], sizes: list[int], ttl_s: float, deadline: Deadline
     ) -> list[Any]:
+        """Ask for memory: a worker that refused is asked again once something was freed, or after `REFUSAL_S`."""
         nbytes = sum(sizes)
-        if time.monotonic() - self._full_s < FULL_RETRY_S:
+        refusal = self._refusal
+        if refusal is not None and nbytes >= refusal.nbytes and time.monotonic() - refusal.at_s < REFUSAL_S:
             usage = session.usage()
-            if usage is None or usage.allocated + nbytes > usage.capacity:
-                raise NoRoomError(f"the worker is full: {usage}")
+            if usage is None or usage.allocated >= refusal.allocated:
+                raise NoRoomError(f"the worker is full: {usage or refusal}")
+        slow = Deadline(min(session.request_s, deadline.remaining_s()))
+        while True:
+            try:
+                with session.calling("mcreate"):
+                    return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
+            except NoRoomError as error:
+                usage = self._usage = session.usage() or self._usage
+                if usage is not None and nbytes > usage.capacity:
+                    raise PayloadTooLargeError(
+                        f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
+                        hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
+                    ) from error
+                self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
+                raise
+            except BackendUnavailableError:
+                session.require_listener()
+                if slow.expired():
+                    raise
 
-        def allocate() -> list[Any]:
-            return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
-
-        try:
-            return _patiently(session, "mcreate", allocate, deadline)
-        except NoRoomError as error:
-            usage = self._usage = session.usage() or self._usage
-            if usage is not None and nbytes > usage.capacity:
-                raise PayloadTooLargeError(
-                    f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
-                    hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
-                ) from error
-            self._full_s = time.monotonic()
-            raise
+    def _publish(self, session: Session, names: list[str], buffers: list[Any], deadline: Deadline) -> None:
+        """Publish, once: asked again after an answer was lost, the vendor knows nothing of the buffers."""
+        slow = Deadline(min(session.request_s, deadline.remaining_s()))
+        while True:
+            try:
+                with session.calling("mset_buffer"):
+                    session.writer.mset_buffer(buffers)
+                return
+            except (BackendUnavailableError, NotThereError) as error:
+                session.require_listener()
+                if all(self._exist(session, names)):
+                    return
+                if slow.expired():
+                    self._taken.extend(names)  # it may yet be done
+                    self._sweep.set()
+                    raise BackendUnavailableError(f"the worker did not publish: {error}") from error
 
     def _sweep_on(self) -> None:
         while True:
@@ -251,19 +278,6 @@ class YuanrongStore(ObjectStore):
                     session.client.delete(names)
             except OmniConnectorError:
                 return  # their time-to-live ends them
-
-
-def _patiently(session: Session, call: str, function: Callable[[], ResultT], deadline: Deadline) -> ResultT:
-    """Call the writer again while it gets no answer: its requests end long before a slow worker must be given up."""
-    slow = Deadline(min(session.request_s, deadline.remaining_s()))
-    while True:
-        try:
-            with session.calling(call):
-                return function()
-        except BackendUnavailableError:
-            if slow.expired():
-                raise
-            session.require_listener()
 
 
 def _fill(buffer: Any, content: Frame | bytes) -> None:
