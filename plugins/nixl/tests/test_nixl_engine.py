@@ -12,10 +12,11 @@ import time
 import numpy as np
 import psutil
 import pytest
-from omni_connector_core import create_connector
-from omni_connector_core.errors import BackendUnavailableError, PeerLostError
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided import Piece
 from omni_connector_nixl.engine import NixlEngine
+
+from omni_connector_core import create_connector
 
 
 class Memory:
@@ -104,7 +105,7 @@ def test_memory_that_is_not_served_cannot_be_read(pair, fault):
 def test_first_contact_from_many_threads_at_once(pair):
     producer, consumer, theirs, ours = pair
     blob = producer.endpoint()
-    errors: list[BaseException] = []
+    errors: list[OmniConnectorError] = []
     gate = threading.Barrier(8)
 
     def meet(number: int) -> None:
@@ -116,7 +117,7 @@ def test_first_contact_from_many_threads_at_once(pair):
                 consumer.start(peer, [Piece(theirs.address, ours.address + 64 * number, 64)]),
                 producer=producer,
             )
-        except BaseException as error:
+        except OmniConnectorError as error:
             errors.append(error)
 
     threads = [threading.Thread(target=meet, args=(number,)) for number in range(8)]

@@ -11,14 +11,13 @@ import weakref
 import numpy as np
 import pytest
 from omni_connector_contract_tests.harness.eventually import eventually
-from omni_connector_yuanrong import sdk
-from omni_connector_yuanrong.options import YuanrongOptions
-from omni_connector_yuanrong.store import TAKEN
-
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
 from omni_connector_core.store import NewObject, NoRoomError
+from omni_connector_yuanrong import sdk
+from omni_connector_yuanrong.options import YuanrongOptions
+from omni_connector_yuanrong.store import TAKEN
 
 TTL_S = 30.0
 

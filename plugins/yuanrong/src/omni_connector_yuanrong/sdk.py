@@ -36,9 +36,18 @@ os.environ.setdefault("DATASYSTEM_LOG_MONITOR_ENABLE", "false")
 
 from yr.datasystem.kv_client import ExistenceOpt, KVClient, WriteMode
 
-__all__ = ["AlreadyExistsError", "ExistenceOpt", "NotThereError", "Session", "Usage", "open_session", "vendor_errors"]
+__all__ = [
+    "AlreadyExistsError",
+    "ExistenceOpt",
+    "NotThereError",
+    "Session",
+    "Usage",
+    "open_session",
+    "told_usage",
+    "vendor_errors",
+]
 
-WRITE_TIMEOUT_S = 0.25
+WRITE_TIMEOUT_S = 0.5
 """Longest time, with the GIL, that a full worker is asked for memory."""
 USAGE_TIMEOUT_S = 0.005
 """Longest time, with the GIL, that a worker is asked how full it is."""
@@ -168,11 +177,16 @@ class Session:
             with vendor_errors("usage"):
                 self._prober.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
         except NoRoomError as error:
-            found = _USAGE.search(str(error))
-            return Usage(int(found[1]), int(found[2])) if found else None
+            return told_usage(error)
         except BackendUnavailableError:
             return None
         raise OmniConnectorError("a worker of 4 EiB")
+
+
+def told_usage(refusal: NoRoomError) -> Usage | None:
+    """Read from a refusal how full the worker is, if it says."""
+    found = _USAGE.search(str(refusal))
+    return Usage(int(found[1]), int(found[2])) if found else None
 
 
 _sessions: WeakValueDictionary[tuple[object, ...], Session] = WeakValueDictionary()

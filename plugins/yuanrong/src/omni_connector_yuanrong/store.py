@@ -29,7 +29,14 @@ from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStor
 from omni_connector_core.transport import Memory
 
 from omni_connector_yuanrong.options import YuanrongOptions
-from omni_connector_yuanrong.sdk import AlreadyExistsError, ExistenceOpt, NotThereError, Session, open_session
+from omni_connector_yuanrong.sdk import (
+    AlreadyExistsError,
+    ExistenceOpt,
+    NotThereError,
+    Session,
+    open_session,
+    told_usage,
+)
 
 __all__ = ["YuanrongStore"]
 
@@ -222,6 +229,7 @@ class YuanrongStore(ObjectStore):
         refusal = self._refusal
         if refusal is not None and nbytes >= refusal.nbytes and time.monotonic() - refusal.at_s < REFUSAL_S:
             usage = session.usage()
+            self._check_size(nbytes, usage)
             if usage is None or usage.allocated >= refusal.allocated:
                 raise NoRoomError(f"the worker is full: {usage or refusal}")
         slow = Deadline(min(session.request_s, deadline.remaining_s()))
@@ -230,18 +238,22 @@ class YuanrongStore(ObjectStore):
                 with session.calling("mcreate"):
                     return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
             except NoRoomError as error:
-                usage = self._usage = session.usage() or self._usage
-                if usage is not None and nbytes > usage.capacity:
-                    raise PayloadTooLargeError(
-                        f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
-                        hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
-                    ) from error
+                usage = told_usage(error) or session.usage()
+                self._check_size(nbytes, usage)
                 self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
                 raise
             except BackendUnavailableError:
                 session.require_listener()
                 if slow.expired():
                     raise
+
+    def _check_size(self, nbytes: int, usage: Usage | None) -> None:
+        usage = self._usage = usage or self._usage
+        if usage is not None and nbytes > usage.capacity:
+            raise PayloadTooLargeError(
+                f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
+                hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
+            )
 
     def _publish(self, session: Session, names: list[str], buffers: list[Any], deadline: Deadline) -> None:
         """Publish, once: asked again after an answer was lost, the vendor knows nothing of the buffers."""
