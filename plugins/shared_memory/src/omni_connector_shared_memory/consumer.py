@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
-    AmbiguousKeyError,
     OmniConnectorError,
     PeerLostError,
     RequestAbandonedError,
@@ -57,8 +56,8 @@ class ConsumerEnd:
         self._lock = self._wait.lock
         self._neighbours = Neighbours(meeting, self._greet)
         self._number = 0
-        self._interests: dict[Target, Interest] = {}
-        self._waiting: dict[Target, int] = {}
+        self._interests: dict[Key, Interest] = {}
+        self._waiting: dict[Key, int] = {}
         self._lookups: dict[int, Interest] = {}
         self._ripe_at_s = math.inf
         self._calls: dict[int, dict[Link, Any]] = {}
@@ -73,15 +72,16 @@ class ConsumerEnd:
         ------
         TransferTimeoutError, and what `poll` raises
         """
+        key = target.key
         with self._lock:
             self._open()
-            self._waiting[target] = self._waiting.get(target, 0) + 1
+            self._waiting[key] = self._waiting.get(key, 0) + 1
             try:
                 outcome = self._wait.until(partial(self._outcome, target), deadline, self._look_again_s)
             finally:
-                self._waiting[target] -= 1
-                if not self._waiting[target]:
-                    del self._waiting[target]
+                self._waiting[key] -= 1
+                if not self._waiting[key]:
+                    del self._waiting[key]
                 self._drop(target)
             if outcome is None:
                 absent = self._neighbours.absent(target)
@@ -99,12 +99,12 @@ class ConsumerEnd:
         """
         with self._lock:
             self._open()
-            outcome = self._known_outcome(target)
-            if outcome is None:
-                self._wait.look()
-                if target not in self._interests:
-                    interest = self._interest(target, answer=True)
-                    self._wait.until(lambda: not interest.silent or None, Deadline(FIRST_ANSWER_S))
+            interest = self._interests.get(target.key)
+            if interest is None or not interest.found:
+                self._look()
+            outcome = self._outcome(target, answer=True)
+            if outcome is None and (interest := self._interests[target.key]).silent:
+                self._wait.until(lambda: not interest.silent or None, Deadline(FIRST_ANSWER_S))
                 outcome = self._outcome(target)
             if outcome is not None:
                 self._drop(target)
@@ -116,11 +116,9 @@ class ConsumerEnd:
         """Ask for several targets that will be polled soon; waits for nothing."""
         with self._lock:
             self._open()
-            fresh = [Interest(target) for target in targets if target not in self._interests]
-            for interest in fresh:
-                self._interests[interest.target] = interest
+            interests = [self._interest(target) for target in targets]
             for link in tuple(self._neighbours.links.values()):
-                self._ask(link, [interest for interest in fresh if interest.wants(link)])
+                self._ask(link, [interest for interest in interests if interest.wants(link)])
 
     def forget(self, target: Target) -> None:
         """Wait for a target no longer; a claim on it goes back."""
@@ -148,11 +146,14 @@ class ConsumerEnd:
             A producer did not answer; it has been told all the same.
         """
         with self._lock:
+            self._open()
+            self._look()  # before the request is in the book: whom we find now is asked, and counts
             now = time.monotonic()
             self._abandoned = {name: until_s for name, until_s in self._abandoned.items() if until_s > now}
             self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
-            for target in [target for target in self._interests if target.key.request_id == request_id]:
-                self._drop(target)
+            for key in [key for key in self._interests if key.request_id == request_id]:
+                for target in tuple(self._interests[key].targets):
+                    self._drop(target)
         answers = self._call(lambda call: protocol.Cleanup(call, request_id), deadline)
         if None in answers:
             raise TransferTimeoutError(f"a producer did not answer within {deadline.timeout_s:g} s")
@@ -202,36 +203,39 @@ class ConsumerEnd:
                 link.channel.send(protocol.Cleanup(self._numbers(1), request_id))
         self._ask(link, [interest for interest in self._interests.values() if interest.wants(link)])
         for interest in self._interests.values():
-            if not interest.found and len(interest.asked) > 1:
+            if link in interest.asked:
                 # with one producer nobody had to say that it does not hold a key; now it matters
-                for other in interest.asked.keys() - interest.silent - {link}:
+                for other in interest.asked.keys() - interest.silent:
                     interest.silent.add(other)
                     self._send_lookup(other, interest.asked[other], [interest], answer=True)
 
     def _part(self, link: Link) -> None:
         """Note that a producer is gone."""
         self._neighbours.part(link)
-        for interest in tuple(self._interests.values()):
+        error = link.refusal or PeerLostError(
+            f"{link.address} {'closed its end' if link.said_goodbye else 'died'}, and no other is here"
+        )
+        for interest in self._interests.values():
             if link in interest.asked:
-                self._lookups.pop(interest.asked[link], None)
-                interest.lost(link)
-                if interest.error is None and not interest.found and not interest.asked:
-                    interest.error = link.refusal or PeerLostError(
-                        f"{link.address} {'closed its end' if link.said_goodbye else 'died'}"
-                    )
+                del self._lookups[interest.asked[link]]
+                interest.answered(link, error)
         for answers in self._calls.values():
             if link in answers and answers[link] is None:
                 del answers[link]
+        self._neighbours.look_around()  # another may be here already, which is then asked
+
+    def _look(self) -> None:
+        """Take in what has come, news of other producers included."""
+        self._wait.look()
+        self._neighbours.look_seldom()
 
     # ---- interests; with the lock held
 
-    def _interest(self, target: Target, *, answer: bool = False) -> Interest:
-        interest = self._interests.get(target)
+    def _interest(self, target: Target) -> Interest:
+        interest = self._interests.get(target.key)
         if interest is None:
-            interest = self._interests[target] = Interest(target)
-            for link in tuple(self._neighbours.links.values()):
-                if interest.wants(link):
-                    self._ask(link, [interest], answer=answer)
+            interest = self._interests[target.key] = Interest(target.key)
+        interest.targets.add(target)
         return interest
 
     def _ask(self, link: Link, interests: list[Interest], *, answer: bool = False) -> None:
@@ -253,44 +257,36 @@ class ConsumerEnd:
         return first
 
     def _send_lookup(self, link: Link, first: int, interests: list[Interest], *, answer: bool) -> None:
-        keys: list[protocol.PackedKey] = [interest.target.key for interest in interests]
+        keys: list[protocol.PackedKey] = [interest.key for interest in interests]
         link.channel.send(protocol.Lookup(first, keys, answer))
 
-    def _outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
-        """Return what has become of a target, None if that is open; asks for it if nobody has."""
+    def _outcome(self, target: Target, *, answer: bool = False) -> Claimed | OmniConnectorError | None:
+        """Return what has become of a target, None while that is open; asks for it if nobody has."""
         if self._abandoned and self._abandoned.get(target.key.request_id, 0.0) > time.monotonic():
             return RequestAbandonedError("the request was cleaned up")
         interest = self._interest(target)
-        outcome = self._known_outcome(target)
+        for link in tuple(self._neighbours.links.values()):
+            if interest.wants(link):
+                self._ask(link, [interest], answer=answer)
+        outcome = interest.outcome(target)
         if outcome is None and not interest.asked:
             return self._neighbours.hopeless(target)
         return outcome
 
-    def _known_outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
-        """Do the same without asking anybody."""
-        interest = self._interests.get(target)
-        if interest is None:
-            return None
-        if not interest.found:
-            return interest.error
-        if interest.ripe_in_s():
-            return None
-        if len(interest.found) > 1:
-            names = " and by ".join(map(str, sorted(claimed.link.address for claimed in interest.found)))
-            return AmbiguousKeyError(f"held by {names}", hint="Pass the metadata, or producer=, to say whose is meant")
-        return interest.found.pop()
-
     def _drop(self, target: Target) -> None:
         """Forget a target: cancel it where it was asked for, give back what was found."""
-        interest = self._interests.pop(target, None)
+        interest = self._interests.get(target.key)
         if interest is None:
             return
-        for link, lookup in interest.asked.items():
-            if self._lookups.pop(lookup, None) is not None:
+        interest.targets.discard(target)
+        if not interest.targets:
+            del self._interests[target.key]
+            for link, lookup in interest.asked.items():
+                del self._lookups[lookup]
                 link.channel.send(protocol.Cancel([lookup]))
-        for claimed in interest.found:
-            claimed.link.give_back(claimed.found)
-        if target in self._waiting:  # for another thread, which has to ask for itself now
+            for link, found in interest.found.items():
+                link.give_back(found)
+        if target.key in self._waiting:  # another thread, which has to ask for itself now
             self._wait.stir()
 
     # ---- what producers say; with the lock held
@@ -341,22 +337,16 @@ class ConsumerEnd:
             case protocol.Waiting(lookups):
                 for lookup in lookups:
                     if lookup in self._lookups:
-                        self._lookups[lookup].answered(link)
+                        self._lookups[lookup].answered(link, None)
             case protocol.Ended(lookup, code, text):
                 interest = self._lookups.pop(lookup, None)
                 if interest is not None:
-                    self._end(interest, link, error_from_code(code, text))
+                    interest.answered(link, error_from_code(code, text))
             case protocol.Here(call, answer) | protocol.Done(call, answer):
                 if call in self._calls and link in self._calls[call]:
                     self._calls[call][link] = answer
             case protocol.Bye():
                 link.said_goodbye = True
-
-    def _end(self, interest: Interest, link: Link, error: OmniConnectorError) -> None:
-        """Note that a producer will not give what is wanted; only one that closes leaves hope in the others."""
-        interest.lost(link)
-        if not (isinstance(error, PeerLostError) and interest.asked) and interest.error is None:
-            interest.error = error
 
     # ---- questions to all producers
 
@@ -366,7 +356,7 @@ class ConsumerEnd:
         """Ask all producers, or one; their answers, None for each that did not answer in time."""
         with self._lock:
             self._open()
-            self._wait.look()
+            self._look()
             call = self._numbers(1)
             answers: dict[Link, Any] = {
                 link: None for link in self._neighbours.links.values() if producer in (None, link.address.producer)

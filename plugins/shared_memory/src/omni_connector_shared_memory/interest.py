@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from omni_connector_core.errors import OmniConnectorError
+from omni_connector_core.errors import AmbiguousKeyError, OmniConnectorError, PeerLostError
 from omni_connector_core.key import Key, Producer
 
 from omni_connector_shared_memory import protocol
@@ -15,7 +15,7 @@ from omni_connector_shared_memory.meeting import Address
 __all__ = ["Claimed", "Interest", "Target"]
 
 SILENCE_S = 0.5
-"""How long a producer that holds a key waits, so to say, for the others to say that they do not hold it as well."""
+"""How long a claim is kept back for other producers to say that they do not hold the key as well."""
 
 
 class Target(NamedTuple):
@@ -44,41 +44,66 @@ class Claimed(NamedTuple):
 
 
 class Interest:
-    """A target that is being waited for."""
+    """A key that is being waited for, on behalf of one target or several.
 
-    __slots__ = ("_found_s", "asked", "error", "found", "silent", "target")
+    Attributes
+    ----------
+    targets
+        What is wanted of the key.
+    asked
+        Number of the open lookup at each producer that was asked and has not given its last word.
+    silent
+        Those of them that have said nothing at all yet.
+    found
+        Claims that were given, not used yet.
+    ended
+        Why a producer will not give one.
+    """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    __slots__ = ("_found_s", "asked", "ended", "found", "key", "silent", "targets")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.targets: set[Target] = set()
         self.asked: dict[Link, int] = {}
-        """Number of the lookup at each producer that was asked."""
         self.silent: set[Link] = set()
-        """Those that have not answered."""
-        self.found: list[Claimed] = []
-        self.error: OmniConnectorError | None = None
+        self.found: dict[Link, protocol.Find] = {}
+        self.ended: dict[Link, OmniConnectorError] = {}
         self._found_s = 0.0
 
     def wants(self, link: Link) -> bool:
-        """Whether the producer at the other end of a link may have what is wanted, and was not asked."""
-        return self.target.means(link.address) and link not in self.asked
+        """Whether a producer may have what is wanted, and has to be asked."""
+        if link in self.asked or link in self.found or link in self.ended:
+            return False
+        return any(target.means(link.address) for target in self.targets)
 
-    def answered(self, link: Link, found: protocol.Find | None = None) -> None:
-        """Note what a producer said."""
+    def answered(self, link: Link, answer: protocol.Find | OmniConnectorError | None) -> None:
+        """Note what a producer said: a claim, why there will be none, or None, that there is none yet."""
         self.silent.discard(link)
-        if found is not None:
-            if not self.found:
-                self._found_s = time.monotonic()
-            self.found.append(Claimed(link, found))
+        if isinstance(answer, OmniConnectorError):
+            self.asked.pop(link, None)
+            self.ended[link] = answer
+        elif answer is not None:
+            self.asked.pop(link, None)
+            self.found[link] = answer
+            self._found_s = time.monotonic()
 
-    def lost(self, link: Link) -> None:
-        """Note that a producer is gone; a claim that it gave before stays good, for the memory is mapped."""
-        self.asked.pop(link, None)
-        self.silent.discard(link)
-
-    def ripe_in_s(self) -> float | None:
-        """Seconds until what was found may be taken; None when nothing was found."""
-        if not self.found:
-            return None
-        if not self.silent:
-            return 0.0
-        return max(self._found_s + SILENCE_S - time.monotonic(), 0.0)
+    def outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
+        """Return what has become of a target; None while that is open. A claim is taken out, so it is given once."""
+        found = [link for link in self.found if target.means(link.address)]
+        if found:
+            silent = any(target.means(link.address) for link in self.silent)
+            if silent and time.monotonic() < self._found_s + SILENCE_S:
+                return None
+            if len(found) > 1:
+                names = " and by ".join(sorted(str(link.address) for link in found))
+                return AmbiguousKeyError(
+                    f"held by {names}", hint="Pass the metadata, or producer=, to say whose is meant"
+                )
+            return Claimed(found[0], self.found.pop(found[0]))
+        errors = [error for link, error in self.ended.items() if target.means(link.address)]
+        if errors:
+            lost = all(isinstance(error, PeerLostError) for error in errors)
+            if not lost or not any(target.means(link.address) for link in self.asked):
+                return min(errors, key=lambda error: isinstance(error, PeerLostError))
+        return None

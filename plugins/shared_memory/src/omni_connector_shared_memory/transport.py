@@ -151,6 +151,7 @@ def _after_fork_in_child() -> None:
     for transport in tuple(_opened):
         if not transport.closed:
             transport._abandon()
+    _opened.clear()
 
 
 # a child that kept copies of the sockets and the lock would keep its parent looking alive after the parent died
