@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from omni_connector_core.errors import AmbiguousKeyError, BufferMismatchError, CapacityError, PayloadTooLargeError
+from shared_memory_edge import Edge, eventually, produce
 
-from omni_connector_core import OmniConnector, Role, create_connector
-
-Script = Callable[[OmniConnector, Connection], None]
-
-
-def run(script: Script, pipe: Connection, namespace: str, runtime_dir: str, role: str, options: dict[str, Any]) -> None:
-    config = {"runtime_dir": runtime_dir, "timeout_s": 10.0} | options.pop("config", {})
-    with create_connector("shared_memory", config, namespace=namespace, role=role, **options) as conn:
-        script(conn, pipe)
-
-
-class Edge:
-    """One edge in a runtime folder of its own, with peers in processes of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.namespace = uuid.uuid4().hex
-
-    def open(self, role: Role = Role.BOTH, config: dict[str, Any] | None = None, **options: Any) -> OmniConnector:
-        config = {"runtime_dir": str(self.folder), "timeout_s": 10.0} | (config or {})
-        return create_connector("shared_memory", config, namespace=self.namespace, role=role, **options)
-
-    @contextmanager
-    def peer(self, script: Script, role: Role, **options: Any) -> Iterator[tuple[Connection, Any]]:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=run, args=(script, theirs, self.namespace, str(self.folder), role.value, options)
-        )
-        process.start()
-        theirs.close()
-        try:
-            yield ours, process
-        finally:
-            ours.close()
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+from omni_connector_core import NOT_READY, Key, OmniConnector, Producer, Role
 
 
 @pytest.fixture
@@ -59,24 +21,14 @@ def edge(tmp_path: Path) -> Edge:
     return Edge(tmp_path / "run")
 
 
-def put_what_is_asked_for(conn: OmniConnector, pipe: Connection) -> None:
-    pipe.send("ready")
-    while True:
-        try:
-            key, payload, options = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(conn.put(key, payload, **options))
-
-
 def test_the_consumer_gets_what_another_process_put(edge: Edge) -> None:
     payload = {"a": np.arange(100_000, dtype=np.int32), "b": (1, "x", None)}
-    with edge.peer(put_what_is_asked_for, Role.PRODUCER) as (pipe, _), edge.open(Role.CONSUMER) as conn:
+    with edge.peer(produce, Role.PRODUCER) as (pipe, _), edge.open(Role.CONSUMER) as conn:
         pipe.recv()
-        for where in (None, "metadata"):
+        for named in (False, True):
             pipe.send(("k", payload, {}))
             metadata = pipe.recv()
-            got = conn.get("k", metadata if where else None)
+            got = conn.get("k", metadata if named else None)
             assert (got["a"] == payload["a"]).all()
             assert got["b"] == payload["b"]
 
@@ -85,8 +37,174 @@ def test_a_consumer_may_wait_before_the_producer_exists(edge: Edge) -> None:
     with edge.open(Role.CONSUMER) as conn:
         handle = conn.submit_get("k")
         assert not handle.done()
-        with edge.peer(put_what_is_asked_for, Role.PRODUCER) as (pipe, _):
+        with edge.peer(produce, Role.PRODUCER) as (pipe, _):
             pipe.recv()
             pipe.send(("k", b"x", {}))
-            assert handle.result(10) == b"x"
+            assert handle.result(20) == b"x"
             pipe.recv()
+
+
+def test_a_runtime_folder_may_have_a_long_name(tmp_path: Path) -> None:
+    edge = Edge(tmp_path / ("long" * 40))
+    with edge.open() as conn:
+        conn.put("k", 1)
+        assert conn.get("k") == 1
+
+
+def test_a_get_wakes_up_for_a_producer_that_comes_while_it_waits(edge: Edge) -> None:
+    with edge.open(Role.CONSUMER) as consumer, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.get, "k")
+        with edge.open(Role.PRODUCER, replica=3) as producer:
+            producer.put("k", "late")
+            assert waiting.result(20) == "late"
+
+
+def test_a_poll_and_a_get_of_one_key_do_not_steal_from_each_other(edge: Edge) -> None:
+    with edge.open() as conn:
+        conn.put("warm", 0)
+        assert conn.get("warm") == 0
+        assert conn.poll("k") is NOT_READY
+        metadata = conn.put("k", 1)
+        assert conn.get("k", metadata) == 1
+        assert conn.poll("k") is NOT_READY
+        conn.put("k", 2)
+        assert eventually(lambda: conn.poll("k") == 2)
+
+
+def test_two_producers_that_hold_a_key_are_both_named(edge: Edge) -> None:
+    with (
+        edge.open(Role.PRODUCER) as first,
+        edge.open(Role.PRODUCER, replica=1) as second,
+        edge.open(Role.CONSUMER) as consumer,
+    ):
+        first.put("k", 1)
+        metadata = second.put("k", 2)
+        with pytest.raises(AmbiguousKeyError, match=r"replica 0 rank 0 .* and by replica 1 rank 0"):
+            consumer.get("k")
+        assert consumer.get("k", metadata) == 2
+        assert consumer.get("k", producer=Producer(0, 0)) == 1
+
+
+def test_threads_share_one_connector(edge: Edge) -> None:
+    count = 50
+
+    def put(lane: int) -> None:
+        for n in range(count):
+            producer.put(Key(f"r{lane}", n), {"n": (lane, n), "x": np.full(1000, lane * count + n)})
+
+    def get(lane: int) -> None:
+        for n in range(count):
+            got = consumer.get(Key(f"r{lane}", n))
+            assert got["n"] == (lane, n)
+            assert (got["x"] == lane * count + n).all()
+
+    with edge.open(Role.PRODUCER) as producer, edge.open(Role.CONSUMER) as consumer, ThreadPoolExecutor(16) as pool:
+        work = [pool.submit(step, lane) for lane in range(8) for step in (get, put)]
+        for one in work:
+            one.result(60)
+        assert producer.stats()["puts"] == consumer.stats()["gets"] == 8 * count
+
+
+def test_many_threads_that_want_one_key_get_one_read_each(edge: Edge) -> None:
+    with edge.open() as conn, ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(conn.get, "k") for _ in range(8)]
+        for n in range(8):
+            conn.put("k", n, timeout=20)
+            assert eventually(lambda n=n: sum(one.done() for one in waiting) == n + 1)
+        assert sorted(one.result() for one in waiting) == list(range(8))
+
+
+@pytest.mark.parametrize("nbytes", [1000, 3 << 20])
+def test_readers_of_one_payload_cannot_disturb_each_other(edge: Edge, nbytes: int) -> None:
+    with edge.open(Role.PRODUCER) as producer, edge.open(Role.CONSUMER) as one, edge.open(Role.CONSUMER) as other:
+        producer.put("k", np.ones(nbytes, np.uint8), readers=2)
+        first, second = one.get("k"), other.get("k")
+        if first.flags.writeable:
+            first[:] = 7
+        assert (second == 1).all()
+        del first, second
+        gc.collect()
+        assert eventually(lambda: producer.transport.usage().bytes_held == 0)
+
+
+def test_memory_is_used_again_and_again(edge: Edge) -> None:
+    with edge.open(Role.PRODUCER, {"capacity_bytes": "4MiB"}) as producer, edge.open(Role.CONSUMER) as consumer:
+        for n in range(200):
+            producer.put("k", np.full(1 << 20, n, np.uint8), timeout=10)
+            assert (consumer.get("k") == n).all()
+        assert producer.transport.usage().bytes_held == 0
+
+
+def test_a_put_waits_for_room_and_wakes_up_when_a_view_goes(edge: Edge) -> None:
+    with edge.open(Role.PRODUCER, {"capacity_bytes": "2MiB"}) as producer, edge.open(Role.CONSUMER) as consumer:
+        producer.put("a", np.zeros(1_500_000, np.uint8))
+        view = consumer.get("a")
+        with pytest.raises(CapacityError):
+            producer.put("b", np.zeros(1_500_000, np.uint8), timeout=0.05)
+        with pytest.raises(PayloadTooLargeError):
+            producer.put("b", np.zeros(3_000_000, np.uint8))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(producer.put, "b", np.ones(1_500_000, np.uint8))
+            assert not view.any()
+            del view
+            waiting.result(20)
+        assert consumer.get("b").all()
+
+
+def test_get_into_leaves_a_payload_that_does_not_fit(edge: Edge) -> None:
+    with edge.open() as conn:
+        conn.put("k", np.arange(1000, dtype=np.uint8))
+        with pytest.raises(BufferMismatchError):
+            conn.get_into("k", [bytearray(999)])
+        target = bytearray(1000)
+        assert conn.get_into("k", [memoryview(target)[:300], memoryview(target)[300:]]) == 1000
+        assert bytes(target) == np.arange(1000, dtype=np.uint8).tobytes()
+        assert eventually(lambda: conn.transport.usage().bytes_held == 0)
+
+
+def test_views_stay_valid_when_everything_else_is_gone(edge: Edge) -> None:
+    with edge.peer(produce, Role.PRODUCER) as (pipe, process), edge.open(Role.CONSUMER) as conn:
+        pipe.recv()
+        for key in ("a", "b"):
+            pipe.send((key, np.full(1 << 20, 5, np.uint8), {}))
+            pipe.recv()
+        view = conn.get("a")
+        handle = conn.submit_get("b")
+        assert handle.done()
+        process.kill()
+        process.join()
+        conn.close()
+        other = handle.result()
+        assert (view == 5).all()
+        assert (other == 5).all()
+
+
+def test_a_held_view_keeps_its_memory_after_the_consumer_closed(edge: Edge) -> None:
+    with edge.open(Role.PRODUCER) as producer:
+        with edge.open(Role.CONSUMER) as consumer:
+            producer.put("k", np.full(100_000, 9, np.uint8))
+            view = consumer.get("k")
+        del consumer
+        gc.collect()
+        for n in range(50):
+            producer.put(f"other{n}", np.zeros(100_000, np.uint8))
+        assert (view == 9).all()
+        assert producer.transport.usage().bytes_held > 51 * 100_000
+        del view
+        gc.collect()
+        assert eventually(lambda: producer.transport.usage().bytes_held < 51 * 100_000)
+
+
+def wait_for_stop(conn: OmniConnector, pipe: Connection) -> None:
+    conn.put("k", 1)
+    pipe.send([thread.name for thread in threading.enumerate()])
+    pipe.recv()
+
+
+def test_an_end_has_one_thread_at_most(edge: Edge) -> None:
+    before = threading.active_count()
+    with edge.peer(wait_for_stop, Role.PRODUCER) as (pipe, _), edge.open(Role.CONSUMER) as conn:
+        assert conn.get("k") == 1
+        assert threading.active_count() == before
+        assert pipe.recv() == ["MainThread", "omni-connector-shared-memory"]
+        pipe.send("stop")

@@ -6,6 +6,7 @@ import select
 from collections.abc import Callable
 
 from omni_connector_core.errors import OmniConnectorError, PeerLostError
+from omni_connector_core.key import Producer
 
 from omni_connector_shared_memory.interest import Target
 from omni_connector_shared_memory.link import Link
@@ -35,7 +36,7 @@ class Neighbours:
         self.links: dict[int, Link] = {}
         self._meeting = meeting
         self._arrived = arrived
-        self._lost: set[Address] = set()
+        self._lost: dict[Producer, Address] = {}
         self._refused: dict[Address, OmniConnectorError] = {}
         self._epoll: select.epoll | None = None
         self._watch: FolderWatch | None = None
@@ -73,7 +74,7 @@ class Neighbours:
         """Note that a producer is gone."""
         del self.links[link.fd]
         if not link.said_goodbye:
-            self._lost.add(link.address)
+            self._lost[link.address.producer] = link.address
         if link.refusal is not None:
             self._refused[link.address] = link.refusal
         link.close()
@@ -81,7 +82,7 @@ class Neighbours:
     def hopeless(self, target: Target) -> OmniConnectorError | None:
         """Say why nobody who is there, or may come, can have what is wanted; None while there is hope."""
         refusals = [error for address, error in self._refused.items() if target.means(address)]
-        lost = [address for address in self._lost if target.means(address)]
+        lost = [address for address in self._lost.values() if target.means(address)]
         if not (refusals or lost or target.incarnation):
             return None
         self.look_around()  # the news of another one may not have been read yet
@@ -119,12 +120,12 @@ class Neighbours:
         try:
             sock = self._meeting.connect(address)
         except PeerLostError:
-            self._lost.add(address)
+            self._lost[address.producer] = address
             self._meeting.sweep()
             return
         except OmniConnectorError as error:
             self._refused[address] = error
             return
-        self._lost = {lost for lost in self._lost if lost.producer != address.producer}
+        self._lost.pop(address.producer, None)
         link = self.links[sock.fileno()] = Link(address, sock, self._epoll)
         self._arrived(link)
