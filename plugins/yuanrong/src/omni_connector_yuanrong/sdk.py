@@ -183,7 +183,7 @@ class Session:
         raise OmniConnectorError("a worker of 4 EiB")
 
 
-def told_usage(refusal: NoRoomError) -> Usage | None:
+def told_usage(refusal: Exception) -> Usage | None:
     """Read from a refusal how full the worker is, if it says."""
     found = _USAGE.search(str(refusal))
     return Usage(int(found[1]), int(found[2])) if found else None

@@ -34,6 +34,7 @@ from omni_connector_yuanrong.sdk import (
     ExistenceOpt,
     NotThereError,
     Session,
+    Usage,
     open_session,
     told_usage,
 )
@@ -74,7 +75,7 @@ class YuanrongStore(ObjectStore):
 
     def __init__(self, options: YuanrongOptions) -> None:
         self._open: Session | None = open_session(options)
-        self._usage = self._open.usage()
+        self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
         self._refusal: _Refusal | None = None
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
@@ -237,12 +238,15 @@ class YuanrongStore(ObjectStore):
             try:
                 with session.calling("mcreate"):
                     return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
-            except NoRoomError as error:
+            except (
+                NoRoomError,
+                BackendUnavailableError,
+            ) as error:  # a full worker's refusal may come too late to be heard
                 usage = told_usage(error) or session.usage()
                 self._check_size(nbytes, usage)
-                self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
-                raise
-            except BackendUnavailableError:
+                if isinstance(error, NoRoomError) or (usage and usage.allocated + nbytes > usage.capacity):
+                    self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
+                    raise NoRoomError(f"the worker is full: {usage or error}") from error
                 session.require_listener()
                 if slow.expired():
                     raise
