@@ -76,6 +76,7 @@ class YuanrongStore(ObjectStore):
     def __init__(self, options: YuanrongOptions) -> None:
         self._open: Session | None = open_session(options)
         self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
+        self._bound = options.capacity_bytes
         self._refusal: _Refusal | None = None
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
@@ -179,8 +180,9 @@ class YuanrongStore(ObjectStore):
 
     @property
     def capacity_bytes(self) -> int | None:
-        """See `ObjectStore.capacity_bytes`: that of the worker, which its other clients share."""
-        return self._usage.capacity if self._usage else None
+        """See `ObjectStore.capacity_bytes`: what the worker holds, which others share, or the option if that is less."""
+        bounds = [bound for bound in (self._bound, self._usage and self._usage.capacity) if bound is not None]
+        return min(bounds, default=None)
 
     @property
     def held_bytes(self) -> int:
