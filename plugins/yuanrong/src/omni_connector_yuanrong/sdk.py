@@ -24,7 +24,6 @@ from weakref import WeakValueDictionary
 
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.store.objects import NoRoomError
-
 from omni_connector_yuanrong.options import YuanrongOptions
 
 # read by the library when it is loaded

@@ -27,7 +27,6 @@ from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import region
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
-
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.sdk import (
     AlreadyExistsError,
