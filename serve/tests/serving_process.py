@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 CONNECTOR = os.environ.get("SERVE_TEST_CONNECTOR", "shared_memory")
 TESTS = Path(__file__).parent
@@ -68,20 +69,25 @@ class Server:
         stages = {stage["stage"]: stage for stage in self.client.get("/v1/stages").json()["stages"]}
         return {**stages[name], **stages[name]["replicas"][replica]}
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Add up all samples of that name and labels."""
+    def samples(self) -> list[Sample]:
+        """Read all metrics."""
         families = text_string_to_metric_families(self.client.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return [sample for family in families for sample in family.samples]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return total(self.samples(), name, **labels)
 
     def at_rest(self) -> None:
         """Wait until no stage has anything, and no connector holds anything."""
-        eventually(lambda: self.metric("omni_serve_requests_running"), lambda running: running == 0)
-        stages = list(self.client.get("/v1/stages").json()["stages"])
-        for stage in stages:
-            eventually(lambda name=stage["stage"]: self.stage(name)["request_id"], lambda held: held is None)
-        for gauge in ("omni_connector_pending", "omni_connector_bytes_held"):
-            eventually(lambda gauge=gauge: self.metric(gauge), lambda value: value == 0, within_s=10)
+        gauges = ("omni_serve_requests_running", "omni_connector_pending", "omni_connector_bytes_held")
+
+        def held() -> dict[str, float]:
+            samples = self.samples()
+            return {gauge: total(samples, gauge) for gauge in gauges}
+
+        eventually(held, lambda held: not any(held.values()), within_s=20)
+        for stage in self.client.get("/v1/stages").json()["stages"]:
+            assert [replica["request_id"] for replica in stage["replicas"]] == [None] * len(stage["replicas"])
 
     def workers(self) -> set[int]:
         return set(children(self.process.pid))
@@ -93,6 +99,11 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         return output
+
+
+def total(samples: Iterable[Sample], name: str, **labels: str) -> float:
+    """Add up the samples of that name and labels."""
+    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
 
 
 def children(pid: int) -> list[int]:

@@ -11,6 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
 from omni_connector_serve.reference.decoder import Decoder
 from omni_connector_serve.reference.encoder import Encoder, read_image
 from omni_connector_serve.reference.exact import LIMIT, attention, snap
@@ -18,8 +21,6 @@ from omni_connector_serve.reference.paged import OutOfBlocksError
 from omni_connector_serve.reference.single import generate
 from omni_connector_serve.reference.synthesiser import Synthesiser
 from omni_connector_serve.reference.weights import ModelConfig
-from PIL import Image
-from torch import Tensor
 
 torch.set_num_threads(1)  # the matrices are small, and threads only wait for each other
 

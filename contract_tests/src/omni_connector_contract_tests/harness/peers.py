@@ -185,10 +185,8 @@ class ProcessPeer(Peer):
             pending.future.set_exception(PeerGoneError(f"the peer process {self.pid} ended"))
 
     def kill(self) -> None:
-        """SIGKILL it, and what a prefix put in between, and wait until it is gone."""
-        process = psutil.Process(self.pid)
-        for each in [*reversed(process.children(recursive=True)), process]:
-            each.kill()
+        """SIGKILL it and wait until it is gone."""
+        self._process.kill()
         self._process.wait()
         self._reader.join()
 
@@ -204,9 +202,9 @@ class ProcessPeer(Peer):
         os.kill(self.pid, signal.SIGCONT)
 
     def shutdown(self) -> None:
-        """End it, if it was not, and close the pipe."""
+        """Close the pipe, on which it ends by itself."""
         if self.alive:
-            self.kill()
+            self._process.kill()
         self._process.wait()
         self._reader.join()
         self._pipe.close()

@@ -41,7 +41,7 @@ def serve(
 def demo(
     connector: Annotated[str, typer.Option(help="The backend on every edge.")] = "shared_memory",
     image: Annotated[
-        Path | None, typer.Option(help="An image file; by default one that comes with the package.")
+        Path | None, typer.Option(help="An image file, instead of the package's own.", exists=True, dir_okay=False)
     ] = None,
     text: Annotated[str, typer.Option(help="What to say about it.")] = "What does this picture sound like?",
     max_tokens: Annotated[int, typer.Option(help="Length of the sound, in tokens of 20 ms.")] = 96,
@@ -50,7 +50,11 @@ def demo(
     json: Json = False,
 ) -> None:
     """Serve the reference pipeline, send a request, and show where its bytes went."""
-    from omni_connector_serve.cli.demo import run
+    try:
+        from omni_connector_serve.cli.demo import run
+    except ImportError as error:
+        print(f"error: {error}: pip install 'omni-connector-serve[reference]'", file=sys.stderr)
+        raise typer.Exit(1) from error
 
     run(connector, image=image, text=text, max_tokens=max_tokens, requests=requests, output=output, as_json=json)
 
@@ -88,9 +92,8 @@ def up(
 
 def main() -> None:
     """Run the command; a failure that we know is a line on stderr and exit status 1."""
-    from omni_connector_core.services import ServiceError
-
     from omni_connector_core import OmniConnectorError
+    from omni_connector_core.services import ServiceError
 
     try:
         app()

@@ -13,19 +13,22 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from omni_connector_core import plugin_manager
-from omni_connector_serve.reference import single
 from omni_connector_serve.runtime.load import load_pipeline
 from omni_connector_serve.runtime.media import join
 from omni_connector_serve.runtime.pipeline import Pipeline
 from omni_connector_serve.runtime.server import serving
+
+if TYPE_CHECKING:
+    from omni_connector_serve.reference.single import Generated
 
 _FILES = importlib.resources.files("omni_connector_serve.reference")
 
@@ -56,6 +59,8 @@ def run(
         with importlib.resources.as_file(_FILES / "pipeline.yaml") as path:
             pipeline = load_pipeline(path, connector=connector, options=options)
         pipeline = dataclasses.replace(pipeline, settings=msgspec.structs.replace(pipeline.settings, port=0))
+        from omni_connector_serve.reference import single  # torch takes seconds, and a bad name should not
+
         console.print(f"Starting {len(pipeline.stages)} stages, each in a process of its own, over {connector} ...")
         body = {
             "text": text,
@@ -128,7 +133,7 @@ def _with_bytes(value: Any) -> Any:
     return {**value, "data": base64.b64decode(value["data"])} if isinstance(value, dict) and "data" in value else value
 
 
-def _matches(answer: Answer, expected: single.Generated) -> bool:
+def _matches(answer: Answer, expected: Generated) -> bool:
     tokens, samples, picture = expected.as_outputs()
     outputs = answer.outputs
     return (outputs["tokens"], outputs["audio"]["data"], outputs["image"]["data"]) == (tokens, samples, picture)
@@ -161,7 +166,7 @@ def _edges(pipeline: Pipeline, answer: Answer) -> list[dict[str, Any]]:
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
-    table = Table(title=f"The last of {report['requests']} requests, over {report['connector']}")
+    table = Table(box=SIMPLE_HEAD, title=f"The last of {report['requests']} requests, over {report['connector']}")
     for column in ("edge", "payloads", "bytes", "put ms", "wait ms", "get ms", "share"):
         table.add_column(column, justify="left" if column == "edge" else "right", no_wrap=True)
     for row in report["edges"]:
@@ -169,9 +174,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         put, get = f"{row['put_s'] * 1e3:.2f}", f"{row['get_s'] * 1e3:.2f}"
         table.add_row(row["edge"], str(row["payloads"]), f"{row['bytes']:,}", put, wait, get, f"{row['share']:.2%}")
     console.print(table)
-    console.print(
-        "share: of the time of the request; * a stream, whose wait is the producer at work and is not counted"
-    )
+    console.print("share: of the request's time. *: a stream; its wait is the producer at work, and not counted")
     usage = report["usage"]
     console.print(
         f"Prefill computed {usage['prompt_positions']} positions once; decode continued from their KV cache and computed "
@@ -185,6 +188,6 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(f"Saved {report['files']['wav']} and {report['files']['png']}.")
     console.print(
         "\nNext: omni-connector backends                     what else is installed\n"
-        "      make demo CONNECTOR=NAME                    the same over another connector\n"
-        "      omni-connector serve PIPELINE.yaml          your own stages: docs/quick-start.md"
+        "      make demo CONNECTOR=NAME                    the same over another one\n"
+        "      omni-connector serve PIPELINE.yaml          your own stages, see docs/serving.md"
     )

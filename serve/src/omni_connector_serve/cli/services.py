@@ -8,9 +8,9 @@ import threading
 
 import typer
 import yaml
-from omni_connector_core.services import ServiceError
 
 from omni_connector_core import plugin_manager
+from omni_connector_core.services import ServiceError
 
 _LOOK_S = 1.0
 

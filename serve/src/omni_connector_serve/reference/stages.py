@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
 
+from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
 from omni_connector_serve.reference.decoder import Decoder
 from omni_connector_serve.reference.encoder import Encoder, read_image
 from omni_connector_serve.reference.paged import OutOfBlocksError, PagedKV

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from omni_connector_core.streams import StreamWriter
-
 from omni_connector_core import (
     Edge,
     OmniConnector,
@@ -19,6 +17,7 @@ from omni_connector_core import (
     Role,
     create_connector,
 )
+from omni_connector_core.streams import StreamWriter
 from omni_connector_serve.runtime.messages import Announced, EdgeSpec, WorkerSpec
 
 __all__ = ["Sink", "Source", "open_end"]

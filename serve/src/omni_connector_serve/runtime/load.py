@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
-from omni_connector_core.config import DeployConfig, Position, check_backends, faults, load
-from omni_connector_core.options import suggestion
 
 from omni_connector_core import ConfigError, plugin_manager
+from omni_connector_core.config import DeployConfig, Position, check_backends, faults, load
+from omni_connector_core.options import suggestion
 from omni_connector_serve.runtime.messages import EdgeSpec
 from omni_connector_serve.runtime.pipeline import ConnectorSpec, Pipeline, ServeSettings, StageSpec, connect
 from omni_connector_serve.runtime.stage import REQUEST, RESPONSE

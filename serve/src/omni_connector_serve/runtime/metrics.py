@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from omni_connector_core.metrics import prometheus_families
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from omni_connector_core.metrics import prometheus_families
 
 if TYPE_CHECKING:
     from omni_connector_serve.runtime.orchestrator import Orchestrator

@@ -1,0 +1,165 @@
+"""The command line: what it prints, how it fails, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from serving_process import DEADLINE_S, alive
+
+from omni_connector_core import plugin_manager
+
+COMMAND = [sys.executable, "-m", "omni_connector_serve"]
+
+
+def run(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, env={**os.environ, **env})
+
+
+def third_party(folder: Path, name: str, source: str) -> str:
+    """Install a plugin package as pip would, but in a folder of its own; returns the folder."""
+    (folder / f"{name}_plugin.py").write_text(source)
+    info = folder / f"{name}_plugin-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text(f"[omni_connector]\n{name} = {name}_plugin\n")
+    return str(folder)
+
+
+def test_backends_lists_what_is_installed() -> None:
+    listed = json.loads(run("backends", "--json").stdout)["backends"]
+    rows = {row["name"]: row for row in listed}
+    assert list(rows) == plugin_manager.names()
+    own = rows["shared_memory"]
+    assert own["sdk"] is None
+    assert own["sdk_present"] is True
+    assert own["service"] is False
+    assert own["capabilities"]["cross_process"] is True
+    assert own["capabilities"]["cross_host"] is False
+    assert own["version"]
+    assert "shared_memory" in run("backends").stdout
+
+
+def test_backends_shows_a_missing_sdk_and_a_broken_plugin_beside_the_good_ones(tmp_path: Path) -> None:
+    path = third_party(tmp_path, "broken", "import nothing_of_this_name\n")
+    third_party(
+        tmp_path,
+        "bare",
+        "from omni_connector_core import BackendSpec, Capabilities, hookimpl\n"
+        "@hookimpl\n"
+        "def omni_connector_backend():\n"
+        "    return BackendSpec(name='bare', summary='Needs a vendor', transport='x:Y', options='x:Z', sdk='no_such_sdk',\n"
+        "                       capabilities=Capabilities(), install='pip install no-such-sdk')\n",
+    )
+    rows = {row["name"]: row for row in json.loads(run("backends", "--json", PYTHONPATH=path).stdout)["backends"]}
+    assert "nothing_of_this_name" in rows["broken"]["error"]
+    assert (rows["bare"]["sdk_present"], rows["bare"]["version"]) == (False, "2.5")
+    assert "error" not in rows["shared_memory"]
+    shown = run("backends", PYTHONPATH=path, COLUMNS="200").stdout
+    assert "missing: pip install no-such-sdk" in shown
+
+
+@pytest.mark.parametrize("arguments", [["backends", "--json"], ["--help"], ["check", "nowhere.yaml"]])
+def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from omni_connector_serve.cli import main\n"
+        f"sys.argv = ['omni-connector', *{arguments!r}]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'fastapi', 'uvicorn', 'vllm', 'mooncake', 'yr.datasystem', 'nixl'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []", done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "nowhere.yaml"], "nowhere.yaml"),
+        (["demo", "--connector", "carrier_pigeon"], "no backend 'carrier_pigeon' is installed"),
+        (["demo", "--connector", "memory"], "memory does not cross processes"),
+        (["services", "up", "carrier_pigeon"], "no backend 'carrier_pigeon' is installed"),
+        (["demo", "--image", "nowhere.png"], "nowhere.png"),
+    ],
+)
+def test_a_failure_is_a_line_on_stderr(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_of_a_missing_file_is_a_fault() -> None:
+    done = run("check", "nowhere.yaml")
+    assert done.returncode == 1
+    assert done.stdout.startswith("nowhere.yaml")
+
+
+def test_a_backend_without_daemons_says_so() -> None:
+    done = run("services", "up", "shared_memory")
+    assert (done.returncode, done.stdout) == (0, "shared_memory needs no service\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_services_run_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    path = third_party(
+        tmp_path,
+        "daemonic",
+        "from omni_connector_core import BackendSpec, Capabilities, hookimpl\n"
+        "from omni_connector_core.services import DaemonSpec, Service\n"
+        "def start():\n"
+        "    service = Service('daemonic').offer(master='127.0.0.1:1')\n"
+        "    service.launch(DaemonSpec(name='sleeper', argv=['sleep', '1000'], ready=lambda: True))\n"
+        "    return service\n"
+        "@hookimpl\n"
+        "def omni_connector_backend():\n"
+        "    return BackendSpec(name='daemonic', summary='', transport='x:Y', options='x:Z', capabilities=Capabilities(),\n"
+        "                       install='', service='daemonic_plugin:start')\n",
+    )
+    env = {**os.environ, "PYTHONPATH": path}
+    command = [*COMMAND, "services", "up", "daemonic", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    described = json.loads(process.stdout.readline())
+    assert described["config"] == {"master": "127.0.0.1:1"}
+    pid = described["daemons"]["sleeper"]["pid"]
+    assert alive(pid)
+    process.send_signal(number)
+    assert process.wait(DEADLINE_S) == 0
+    assert not alive(pid)
+    assert not Path(described["directory"]).exists()
+
+
+def test_the_demo_gives_what_one_process_gives(tmp_path: Path) -> None:
+    done = run("demo", "--json", "--max-tokens", "24", "--requests", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["connector"] == "shared_memory"
+    assert report["stages"] == ["encode", "prefill", "decode", "generate"]
+    assert report["requests"] == 2
+    assert report["matches_single_process"] is True
+    edges = {edge["edge"]: edge for edge in report["edges"]}
+    assert all(edge["connector"] == "shared_memory" and edge["bytes"] > 0 for edge in edges.values())
+    assert edges["prefill->decode"]["payloads"] >= 8
+    assert 0 < report["first_chunk_s"] < report["total_s"]
+    with wave.open(str(tmp_path / report["files"]["wav"])) as sound:
+        assert sound.getnframes() == 24 * 480
+    assert Image.open(tmp_path / report["files"]["png"]).size == (80, 80)
+
+
+def test_the_demo_is_told_to_people(tmp_path: Path) -> None:
+    done = run("demo", "--max-tokens", "8", "--requests", "1", "--text", "hello", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for wanted in ("decode->generate", "equal, bit for bit", "demo-output/sound.wav", "First chunk", "Next:"):
+        assert wanted in done.stdout
