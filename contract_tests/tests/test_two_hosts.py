@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from omni_connector_contract_tests.harness.two_hosts import ADDRESS, TwoHosts, why_not
 
 SERVE = """

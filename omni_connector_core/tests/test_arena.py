@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
+
+from omni_connector_core.arena import ALIGNMENT, Arena, HostMemory
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import CapacityError, PayloadTooLargeError
-from omni_connector_core.arena import ALIGNMENT, Arena, HostMemory
 
 SIZE = 1 << 20
 

@@ -11,13 +11,17 @@ import pytest
 
 from omni_connector_contract_tests.harness.backend import Backend, read_config
 from omni_connector_contract_tests.harness.ends import Ends
+from omni_connector_contract_tests.harness.eventually import limit_patience
+from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint, has_torch
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.probes import LeakProbe
+from omni_connector_contract_tests.harness.worker import Run
 from omni_connector_core import OmniConnectorError, plugin_manager
 
 pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_connector_contract_tests.harness")
 
 PATIENCE_S = 30.0
+TORCH_IMPORT_S = 120.0
 BUILT_IN = Path(__file__).parent
 
 
@@ -53,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     config.pluginmanager.register(Integrity(config), "omni-connector-integrity")
     config.pluginmanager.register(Report(config), "omni-connector-report")
+    limit_patience(config.getoption("contract_patience"))
     name = config.getoption("connector")
     if name is not None:
         _check_installed(name)
@@ -83,14 +88,15 @@ def connector_backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
     path: Path | None = pytestconfig.getoption("connector_config")
     wanted: str = pytestconfig.getoption("connector_service")
     config: dict[str, Any] = {} if path is None else read_config(path)
-    start = plugin_manager.spec(name).load_service()
+    spec = plugin_manager.spec(name)
+    start = spec.load_service()
     if start is None or wanted == "off" or (wanted == "auto" and path is not None):
         if start is None and wanted == "on":
             pytest.fail(f"the plugin of {name} names no service to start", pytrace=False)
-        yield Backend(name, config)
+        yield Backend(name, config, spec)
         return
     with start() as service:
-        yield Backend(name, {**service.config(), **config})
+        yield Backend(name, {**service.config(), **config}, spec)
 
 
 @pytest.fixture(scope="session")
@@ -123,9 +129,14 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
             edge = (there, here)
             producer = ends.open("producer", on=there, edge=edge)
             consumer = ends.open("consumer", on=here, edge=edge)
-            producer.put("warm", list(range(3)))
+            producer.put("warm", b"warm" * 1000)
             consumer.get("warm")
             producer.health()
             consumer.health()
+        if has_torch():  # whose first use starts threads
+            for end in (ends.producer, ends.consumer):
+                end.peer.start(Run(None, fingerprint, (Bulk(2**21, kind="tensor"),), {})).result(TORCH_IMPORT_S)
+            ends.producer.put("warm", Bulk(4096, kind="tensor"))
+            ends.consumer.get_fingerprint("warm")
     finally:
         ends.close()

@@ -31,6 +31,9 @@ class Capabilities:
         Frames may hold device tensors that are moved without staging through host memory.
     bounded
         Capacity is finite and enforced: `CapacityError`, `PayloadTooLargeError`.
+    loopback_only
+        Every port that the process opens is on loopback unless an option says otherwise. Some vendors' engines listen on all
+        interfaces; behind them a firewall is the operator's part.
     """
 
     cross_process: bool = True
@@ -42,6 +45,7 @@ class Capabilities:
     direct_get_into: bool = False
     device_memory: bool = False
     bounded: bool = True
+    loopback_only: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

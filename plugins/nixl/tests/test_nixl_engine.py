@@ -12,11 +12,11 @@ import time
 import numpy as np
 import psutil
 import pytest
+
+from omni_connector_core import create_connector
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided import Piece
 from omni_connector_nixl.engine import NixlEngine
-
-from omni_connector_core import create_connector
 
 
 class Memory:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 
 import pytest
+
+from omni_connector_core import create_connector
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.service import start
 from omni_connector_yuanrong.store import YuanrongStore
-
-from omni_connector_core import create_connector
 
 
 class Cluster:

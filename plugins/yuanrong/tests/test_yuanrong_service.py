@@ -8,10 +8,10 @@ import sys
 
 import psutil
 import pytest
-from omni_connector_contract_tests.harness.eventually import eventually
-from omni_connector_yuanrong.service import start
 
+from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_core import create_connector
+from omni_connector_yuanrong.service import start
 
 
 def test_it_serves_and_leaves_nothing_behind(tmp_path):

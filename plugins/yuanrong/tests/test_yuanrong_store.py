@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
+
 from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline

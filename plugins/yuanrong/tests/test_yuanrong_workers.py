@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import yuanrong_acts as acts
+
 from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import eventually

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -122,18 +123,40 @@ def get_after_reuse(acting: Acting, keys: list[str]) -> list[str]:
 # ---- measuring
 
 
-def timed(
-    acting: Acting, method: str, *args: Any, **kwargs: Any
-) -> tuple[float, float, Any, OmniConnectorError | None]:
-    """Call a method; returns seconds taken, CPU seconds of this process meanwhile, result, error."""
+def timed(acting: Acting, method: str, *args: Any, **kwargs: Any) -> tuple[float, Any, OmniConnectorError | None]:
+    """Call a method; returns seconds taken, result, error."""
     args = tuple(build(argument) for argument in args)
     result, error = None, None
-    start_s, cpu_s = time.monotonic(), time.process_time()
+    start_s = time.monotonic()
     try:
         result = getattr(acting.connector, method)(*args, **kwargs)
     except OmniConnectorError as raised:
         error = raised
-    return time.monotonic() - start_s, time.process_time() - cpu_s, result, error
+    return time.monotonic() - start_s, result, error
+
+
+def share_of_a_core(acting: Acting, method: str, *args: Any, **kwargs: Any) -> float:
+    """Call a method that waits and fails; returns the CPU it used, as a part of what a loop without pause gets here now."""
+    start_s, cpu_s = time.monotonic(), time.process_time()
+    with contextlib.suppress(OmniConnectorError):
+        getattr(acting.connector, method)(*[build(argument) for argument in args], **kwargs)
+    waiting = (time.process_time() - cpu_s) / (time.monotonic() - start_s)
+    start_s, cpu_s = time.monotonic(), time.process_time()
+    while time.monotonic() < start_s + 0.2:
+        pass
+    return waiting * (time.monotonic() - start_s) / (time.process_time() - cpu_s)
+
+
+def put_and_tell_that_it_began(acting: Acting, name: str, key: Any, payload: Any) -> Any:
+    """Put; as long as that has not begun, nothing is kept under the name."""
+    payload = build(payload)
+    acting.kept[name] = True
+    return acting.connector.put(key, payload)
+
+
+def is_kept(acting: Acting, name: str) -> bool:
+    """Whether something is kept under a name."""
+    return name in acting.kept
 
 
 def get_and_tell_when(acting: Acting, key: Any, **kwargs: Any) -> tuple[float, OmniConnectorError | None]:

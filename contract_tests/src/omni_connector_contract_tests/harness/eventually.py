@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["WITHIN_A_SECOND_S", "WITHIN_SECONDS_S", "eventually"]
+__all__ = ["WITHIN_A_SECOND_S", "WITHIN_SECONDS_S", "eventually", "limit_patience"]
 
 WITHIN_A_SECOND_S = 1.0
 """The contract's "within a second"."""
@@ -14,6 +14,13 @@ WITHIN_SECONDS_S = 5.0
 """The contract's "within seconds"."""
 
 ValueT = TypeVar("ValueT")
+_longest_s = WITHIN_SECONDS_S
+
+
+def limit_patience(seconds: float) -> None:
+    """Let no `eventually` of this process wait longer than `seconds`."""
+    global _longest_s
+    _longest_s = min(seconds, WITHIN_SECONDS_S)
 
 
 def eventually(look: Callable[[], ValueT], *, within_s: float = WITHIN_SECONDS_S, message: str = "") -> ValueT:
@@ -24,6 +31,7 @@ def eventually(look: Callable[[], ValueT], *, within_s: float = WITHIN_SECONDS_S
     AssertionError
         Nothing true was seen by the deadline; tells what was seen last.
     """
+    within_s = min(within_s, _longest_s)
     end_s = time.monotonic() + within_s
     pause_s = 0.0005
     while not (seen := look()):

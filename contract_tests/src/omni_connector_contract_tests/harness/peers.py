@@ -185,8 +185,10 @@ class ProcessPeer(Peer):
             pending.future.set_exception(PeerGoneError(f"the peer process {self.pid} ended"))
 
     def kill(self) -> None:
-        """SIGKILL it and wait until it is gone."""
-        self._process.kill()
+        """SIGKILL it, and what a prefix put in between, and wait until it is gone."""
+        process = psutil.Process(self.pid)
+        for each in [*reversed(process.children(recursive=True)), process]:
+            each.kill()
         self._process.wait()
         self._reader.join()
 
@@ -202,9 +204,9 @@ class ProcessPeer(Peer):
         os.kill(self.pid, signal.SIGCONT)
 
     def shutdown(self) -> None:
-        """Close the pipe, on which it ends by itself."""
+        """End it, if it was not, and close the pipe."""
         if self.alive:
-            self._process.kill()
+            self.kill()
         self._process.wait()
         self._reader.join()
         self._pipe.close()

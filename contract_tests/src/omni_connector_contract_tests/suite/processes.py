@@ -42,7 +42,7 @@ class TestDeath(ContractTests):
         acquaint(ends, producer, ends.consumer)
         metadata = producer.put("k", Bulk(100_000))
         ends.process(producer).kill()
-        seconds, _, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
+        seconds, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
         assert isinstance(error, PeerLostError)
         assert seconds < WITHIN_SECONDS_S
 
@@ -51,7 +51,7 @@ class TestDeath(ContractTests):
         producer = ends.open("producer", on="mortal")
         metadata = producer.put("k", Bulk(100_000))
         ends.process(producer).kill()
-        seconds, _, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
+        seconds, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
         assert isinstance(error, PeerLostError)
         assert seconds < WITHIN_SECONDS_S
 
@@ -171,7 +171,7 @@ class TestStandstill(ContractTests):
         process = ends.process(producer)
         process.pause()
         try:
-            seconds, _, _, error = ends.consumer.act(acts.timed, "get", "k", timeout=0.5)
+            seconds, _, error = ends.consumer.act(acts.timed, "get", "k", timeout=0.5)
             assert isinstance(error, TransferTimeoutError)
             assert seconds < 0.5 + WITHIN_A_SECOND_S
             assert ends.consumer.poll("k") is NOT_READY
@@ -187,7 +187,7 @@ class TestStandstill(ContractTests):
         process = ends.process(producer)
         process.pause()
         try:
-            seconds, _, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=0.5)
+            seconds, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=0.5)
             assert error is None or isinstance(error, TransferTimeoutError)
             assert seconds < 0.5 + WITHIN_A_SECOND_S
         finally:
@@ -204,7 +204,7 @@ class TestStandstill(ContractTests):
         process.pause()
         try:
             for n in range(20):
-                seconds, _, _, error = ends.producer.act(acts.timed, "put", f"k{n}", n)
+                seconds, _, error = ends.producer.act(acts.timed, "put", f"k{n}", n)
                 assert error is None
                 assert seconds < WITHIN_A_SECOND_S
                 assert ends.consumer.get(f"k{n}") == n

@@ -68,6 +68,7 @@ class TestTransfer(ContractTests):
     def test_put_returns_when_the_payload_can_be_fetched(self, ends: Ends) -> None:
         for n in range(20):
             metadata = ends.producer.put(f"k{n}", n)
+            assert ends.producer.exists(f"k{n}") == [True]
             assert ends.consumer.get(f"k{n}", metadata if n % 2 else None, timeout=1.0) == n
 
     def test_the_caller_may_reuse_its_buffers_after_put(self, ends: Ends) -> None:

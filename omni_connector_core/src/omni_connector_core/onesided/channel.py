@@ -26,8 +26,13 @@ __all__ = ["Channel", "Channels", "Link", "wait_on"]
 
 AnswerT = TypeVar("AnswerT", bound="m.Endpoint | m.Truths | m.Count | m.Pong")
 
+_DENIALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+)
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-_EVENTS |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EVENTS |= _DENIALS[0] | _DENIALS[1] | _DENIALS[2]
 
 
 class Link(Enum):
@@ -138,13 +143,10 @@ class Channel:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.link = Link.UP
                 self.ups += 1
-            elif event in (zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED):
-                if self.link is not Link.DENIED:
-                    self.link = Link.REFUSED
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.link = Link.CONNECTING
-            else:
+            elif event in _DENIALS:
                 self.link = Link.DENIED
+            elif self.link is not Link.DENIED:
+                self.link = Link.CONNECTING if event == zmq.EVENT_DISCONNECTED else Link.REFUSED
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close the socket; what was sent still goes out when the peer is there."""

@@ -268,7 +268,7 @@ class Fetch:
         lost = channel.lost()
         if lost is None:
             channel.tend([])
-        elif candidate.where.certain or candidate.answer is not None:
+        elif candidate.where.certain or candidate.answer is not None or channel.link is Link.DENIED:
             candidate.answer = lost
         else:
             candidate.absent = True
@@ -290,9 +290,9 @@ class Fetch:
         )
 
     def _leave(self, candidate: _Candidate) -> None:
-        """Stop asking a candidate; a read that it gave us goes to whoever asks next."""
+        """Stop asking a candidate; a read that it gave us, or gives us when it wakes up, goes to whoever asks next."""
         channel = candidate.channel
-        if channel.link is Link.UP and not isinstance(candidate.answer, OmniConnectorError):
+        if channel.link is Link.UP:
             channel.send(m.Cancel(candidate.ask.number))
         self._channels.put_back(channel)
 
@@ -370,7 +370,7 @@ class Fetch:
                     yield from self._contact(channel, found, name)
                     transfer = hub.start(name, pieces)
                 while not transfer.done():
-                    self._keep_claim(channel, found)
+                    self._news(channel, found)
                     yield Pause(partial(_wait_transfer, transfer), short=True)
                 return region
             except BaseException as error:
@@ -394,7 +394,7 @@ class Fetch:
     def _allocate(self, channel: Channel, found: m.Found, nbytes: int) -> Steps[Region]:
         arena = self._make_hub().arena
         while (region := arena.try_allocate(nbytes)) is None:
-            self._keep_claim(channel, found)
+            self._news(channel, found)
             try:
                 yield Pause(partial(arena.wait, nbytes), short=False)
             except TransferTimeoutError as error:
@@ -409,7 +409,7 @@ class Fetch:
             endpoint = yield from self._describe(channel, found)
             contact = hub.connect(name, endpoint.blob)
         while not contact.done():
-            self._keep_claim(channel, found)
+            self._news(channel, found)
             yield Pause(partial(_wait_contact, contact), short=True)
         contact.result()
 
@@ -417,13 +417,12 @@ class Fetch:
         question = m.Describe(m.new_number(), self._producers.scope)
         channel.send(question)
         while True:
-            for answer in self._answers(channel):
+            for answer in self._news(channel, found):
                 if answer.number == question.number:
                     if isinstance(answer, m.Failed):
                         raise error_from_code(answer.code, answer.message)
                     assert isinstance(answer, m.Endpoint)
                     return answer
-            self._keep_claim(channel, found)
             yield Pause(partial(wait_on, [channel]), short=True)
 
     def _make_sure(self, channel: Channel, found: m.Found) -> Steps[None]:
@@ -445,15 +444,15 @@ class Fetch:
                 raise lost
             yield Pause(partial(wait_on, [channel]), short=True)
 
-    def _keep_claim(self, channel: Channel, found: m.Found) -> None:
-        """Tell the producer that we live, and see whether it does."""
-        for _ in self._answers(channel):
-            pass
+    def _news(self, channel: Channel, found: m.Found) -> list[m.Answer]:
+        """Return what the producer said, tell it that we live, and see whether it does."""
+        answers = list(self._answers(channel))
         channel.tend([found.claim])
         if channel.link is Link.REFUSED or channel.silent_s > m.LEASE_S:
             lost = channel.lost()
             if lost is not None:
                 raise lost
+        return answers
 
     @staticmethod
     def _answers(channel: Channel) -> Generator[m.Answer, None, None]:

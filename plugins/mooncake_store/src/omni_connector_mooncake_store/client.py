@@ -150,9 +150,7 @@ class Client:
 
     def call_with(self, region: Region, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
         """Run a call that uses a region, and give the region back when the call has ended."""
-        result = self.calls.run(
-            call, longest_s=longest_s, deadline=deadline, late=lambda _: self.release(region)
-        )
+        result = self.calls.run(call, longest_s=longest_s, deadline=deadline, late=lambda _: self.release(region))
         self.release(region)
         return result
 
@@ -221,9 +219,7 @@ class Client:
             if self._reserved:
                 return  # payloads of the others may lie in any of the segments
             segments, self._segments, self._mounted = self._segments, [], 0
-        self.calls.run(
-            lambda: self.sdk.unmount_and_free_segment(segments), longest_s=SETUP_S, deadline=deadline
-        )
+        self.calls.run(lambda: self.sdk.unmount_and_free_segment(segments), longest_s=SETUP_S, deadline=deadline)
 
 
 class _SharedPool:

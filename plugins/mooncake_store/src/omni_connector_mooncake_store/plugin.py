@@ -12,7 +12,7 @@ def omni_connector_backend() -> BackendSpec:
         summary="Mooncake Store: payloads in a distributed pool of host memory, over RDMA, TCP or shared memory",
         transport="omni_connector_mooncake_store.transport:MooncakeStoreTransport",
         options="omni_connector_mooncake_store.options:MooncakeStoreOptions",
-        capabilities=Capabilities(cross_host=True),
+        capabilities=Capabilities(cross_host=True, loopback_only=False),
         install="pip install 'omni-connector-mooncake-store[cpu]'",
         sdk="mooncake",
         service="omni_connector_mooncake_store.service:start",

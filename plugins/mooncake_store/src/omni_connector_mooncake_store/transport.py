@@ -17,7 +17,7 @@ __all__ = ["MooncakeStoreTransport"]
 class MooncakeStoreTransport(StoreTransport):
     """Payloads in a Mooncake Store; see `omni_connector_mooncake_store.objects` for the copies."""
 
-    capabilities = Capabilities(cross_host=True)
+    capabilities = Capabilities(cross_host=True, loopback_only=False)
     options: MooncakeStoreOptions
 
     def _connect(self, *, deadline: Deadline) -> ObjectStore:

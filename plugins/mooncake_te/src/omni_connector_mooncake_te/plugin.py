@@ -12,7 +12,7 @@ def omni_connector_backend() -> BackendSpec:
         summary="Mooncake Transfer Engine: the consumer reads the producer's memory, over RDMA or TCP",
         transport="omni_connector_mooncake_te.transport:MooncakeTETransport",
         options="omni_connector_mooncake_te.options:MooncakeTEOptions",
-        capabilities=Capabilities(cross_host=True, direct_get_into=True),
+        capabilities=Capabilities(cross_host=True, direct_get_into=True, loopback_only=False),
         install="pip install 'omni-connector-mooncake-te[cpu]'",
         sdk="mooncake",
         drop_in=DropIn(

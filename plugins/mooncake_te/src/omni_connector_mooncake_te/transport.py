@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.onesided import Engine, OneSidedTransport
-
 from omni_connector_mooncake_te.engine import MooncakeEngine
 from omni_connector_mooncake_te.options import MooncakeTEOptions
 
@@ -15,6 +15,7 @@ __all__ = ["MooncakeTETransport"]
 class MooncakeTETransport(OneSidedTransport):
     """Frames over the Transfer Engine: the consumer reads, over RDMA or TCP."""
 
+    capabilities = Capabilities(cross_host=True, direct_get_into=True, loopback_only=False)
     options: MooncakeTEOptions
 
     def engine_options(self) -> Hashable:

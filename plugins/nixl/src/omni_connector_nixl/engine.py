@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided import Engine, Piece
 

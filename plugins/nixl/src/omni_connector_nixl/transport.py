@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from omni_connector_core.onesided import Engine, OneSidedTransport
-
 from omni_connector_nixl.engine import NixlEngine
 from omni_connector_nixl.options import NixlOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omni_connector_core.options import Options, at_least, one_of, option
+from omni_connector_core.options import Options, at_least, byte_size, one_of, option
 
 __all__ = ["WRITE_MODES", "YuanrongOptions"]
 
@@ -18,6 +18,10 @@ def _port(value: Any) -> int:
     return value
 
 
+def _capacity(value: Any) -> int | None:
+    return None if value is None else byte_size(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class YuanrongOptions(Options):
     """Options of the backend ``yuanrong``."""
@@ -28,6 +32,11 @@ class YuanrongOptions(Options):
         parse=one_of("store", "transfer"),
         default="store",
         doc="`store`: payloads lie in the workers. `transfer`: one-sided reads between NPUs, needs Ascend hardware.",
+    )
+    capacity_bytes: int | None = option(
+        parse=_capacity,
+        default=None,
+        doc="Most bytes that this process may have unread in the workers; `null`: as much as its worker holds.",
     )
     connect_timeout_s: float = option(
         parse=at_least(0.1), default=3.0, doc="Longest time to connect to the worker, seconds."

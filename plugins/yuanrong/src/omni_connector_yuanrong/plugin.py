@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.plugins import BackendSpec, DropIn, hookimpl
 
-CAPABILITIES = Capabilities(cross_host=True, bounded=False)
+CAPABILITIES = Capabilities(cross_host=True)
 
 
 @hookimpl

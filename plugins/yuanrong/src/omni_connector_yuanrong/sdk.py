@@ -24,7 +24,6 @@ from weakref import WeakValueDictionary
 
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.store.objects import NoRoomError
-
 from omni_connector_yuanrong.options import YuanrongOptions
 
 # read by the library when it is loaded
@@ -183,7 +182,7 @@ class Session:
         raise OmniConnectorError("a worker of 4 EiB")
 
 
-def told_usage(refusal: NoRoomError) -> Usage | None:
+def told_usage(refusal: Exception) -> Usage | None:
     """Read from a refusal how full the worker is, if it says."""
     found = _USAGE.search(str(refusal))
     return Usage(int(found[1]), int(found[2])) if found else None

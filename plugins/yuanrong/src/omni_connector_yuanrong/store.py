@@ -27,13 +27,13 @@ from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import region
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
-
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.sdk import (
     AlreadyExistsError,
     ExistenceOpt,
     NotThereError,
     Session,
+    Usage,
     open_session,
     told_usage,
 )
@@ -74,7 +74,8 @@ class YuanrongStore(ObjectStore):
 
     def __init__(self, options: YuanrongOptions) -> None:
         self._open: Session | None = open_session(options)
-        self._usage = self._open.usage()
+        self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
+        self._bound = options.capacity_bytes
         self._refusal: _Refusal | None = None
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
@@ -178,8 +179,9 @@ class YuanrongStore(ObjectStore):
 
     @property
     def capacity_bytes(self) -> int | None:
-        """See `ObjectStore.capacity_bytes`: that of the worker, which its other clients share."""
-        return self._usage.capacity if self._usage else None
+        """See `ObjectStore.capacity_bytes`: what the worker holds, which others share, or the option if that is less."""
+        bounds = [bound for bound in (self._bound, self._usage and self._usage.capacity) if bound is not None]
+        return min(bounds, default=None)
 
     @property
     def held_bytes(self) -> int:
@@ -237,12 +239,15 @@ class YuanrongStore(ObjectStore):
             try:
                 with session.calling("mcreate"):
                     return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
-            except NoRoomError as error:
+            except (
+                NoRoomError,
+                BackendUnavailableError,
+            ) as error:  # a full worker's refusal may come too late to be heard
                 usage = told_usage(error) or session.usage()
                 self._check_size(nbytes, usage)
-                self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
-                raise
-            except BackendUnavailableError:
+                if isinstance(error, NoRoomError) or (usage and usage.allocated + nbytes > usage.capacity):
+                    self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
+                    raise NoRoomError(f"the worker is full: {usage or error}") from error
                 session.require_listener()
                 if slow.expired():
                     raise

@@ -7,7 +7,6 @@ from typing import ClassVar, cast
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.store import StoreTransport
-
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.plugin import CAPABILITIES
 from omni_connector_yuanrong.store import YuanrongStore
