@@ -52,8 +52,8 @@ class ObjectStore(ABC):
     """Named objects in a store, shared by processes. Thread-safe.
 
     Every call returns or raises by its deadline (a call that begins late may take 0.25 s), also when the vendor's own call
-    is still stuck then; memory that the stuck call may still write to is not handed out again. Every call raises `BackendUnavailableError` when the service, or the
-    process that keeps an object's bytes, does not answer.
+    is still stuck then; memory that the stuck call may still write to is not handed out again. Every call raises
+    `BackendUnavailableError` when the service, or the process that keeps an object's bytes, does not answer.
     """
 
     longest_name: ClassVar[int]
