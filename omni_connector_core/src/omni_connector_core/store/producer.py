@@ -22,6 +22,7 @@ from omni_connector_core.errors import (
     OmniConnectorError,
     PayloadConflictError,
     PayloadExpiredError,
+    PayloadTooLargeError,
     PeerLostError,
     ProducerFailedError,
     RequestAbandonedError,
@@ -229,9 +230,13 @@ class ProducerEnd:
     def _create(self, objects: list[NewObject], key: Key, *, ttl_s: float, deadline: Deadline) -> None:
         """Create objects, waiting for room to the deadline."""
         pause_s = FIRST_PAUSE_S
-        nbytes = objects[0].nbytes
+        nbytes, capacity = objects[0].nbytes, self._store.capacity_bytes
+        if capacity is not None and nbytes > capacity:
+            raise PayloadTooLargeError(
+                f"{nbytes:,} bytes do not fit into {capacity:,}", hint="Raise the option capacity_bytes"
+            )
         while True:
-            if self.book.reserve(nbytes, self._store.capacity_bytes):
+            if self.book.reserve(nbytes, capacity):
                 try:
                     return self._store.create(objects, ttl_s=ttl_s + SLACK_S, deadline=deadline)
                 except NoRoomError:

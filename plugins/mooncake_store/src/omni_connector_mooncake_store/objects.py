@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, PayloadTooLargeError, TransferTimeoutError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import copy, region
 from omni_connector_core.store import SMALL_NBYTES, NewObject, ObjectStore
@@ -74,11 +74,6 @@ class MooncakeObjects(ObjectStore):
 
     def create(self, objects: Sequence[NewObject], *, ttl_s: float, deadline: Deadline) -> None:
         """Create objects: 2 RPCs and one memcpy into the own segment, however many there are."""
-        largest = max(item.nbytes for item in objects)
-        if largest > self._capacity_bytes:
-            raise PayloadTooLargeError(
-                f"{largest:,} bytes do not fit into {self._capacity_bytes:,}", hint="Raise the option capacity_bytes"
-            )
         self._check()
         names = [item.name for item in objects]
         keep: list[object] = [objects]
