@@ -41,13 +41,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import ClosedError, OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
@@ -56,10 +57,13 @@ from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.producer import ProducerEnd
-from omni_connector_core.transport import Memory, Transport, TransportContext
+from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 
 __all__ = ["StoreTransport"]
 
+ResultT = TypeVar("ResultT")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 200e-6, 0.05
 POLL_S = 5.0
 """Deadline of the calls of one `poll` or `exists`: these never wait for a payload, but a service may hang."""
 CLOSE_S = 5.0
@@ -89,11 +93,23 @@ class StoreTransport(Transport):
     def _put(
         self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline
     ) -> dict[str, Any]:
-        producer = self._producer(deadline)
-        return producer.put(key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline)
+        def put() -> dict[str, Any]:
+            producer = self._producer(deadline)
+            return producer.put(key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline)
+
+        return self._patiently(put, deadline)
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
-        self._producer(deadline).fail(key, reason, deadline=deadline)
+        self._patiently(lambda: self._producer(deadline).fail(key, reason, deadline=deadline), deadline)
+
+    def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
+        pause_s = FIRST_PAUSE_S
+        while self._producer_end is not None and any(self._producer_end.unread([key], deadline=deadline)):
+            if deadline.expired():
+                return False
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        return True
 
     # ---- the consuming end
 
@@ -102,18 +118,18 @@ class StoreTransport(Transport):
         return self._consumer(deadline).attempt(key, where, deadline)
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
-        return self._consumer(deadline).get(key, where, deadline, closed=lambda: self.closed)
+        consumer = self._patiently(lambda: self._consumer(deadline), deadline)
+        return consumer.get(key, where, deadline, closed=lambda: self.closed)
 
     # ---- both
 
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
         deadline = Deadline(POLL_S)
-        own = self._producer_end
-        if own is not None and where.producer == self.context.producer:
-            return own.unread(keys, deadline=deadline)
         return self._consumer(deadline).exists(keys, where, deadline)
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
+        if self.context.role is Role.PRODUCER:
+            return self._producer(deadline).cleanup(request_id, deadline=deadline)
         own = self._producer_end
         count = own.cleanup(request_id, deadline=deadline) if own is not None else 0
         return count + self._consumer(deadline).cleanup(
@@ -175,6 +191,19 @@ class StoreTransport(Transport):
                     self._store, Directory(self._store, names), outlives=self.capabilities.outlives_producer
                 )
             return self._store, self._consumer_end.directory
+
+    def _patiently(self, operation: Callable[[], ResultT], deadline: Deadline) -> ResultT:
+        """Try until the service answers, to the deadline: it may be starting, or coming back."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return operation()
+            except BackendUnavailableError:
+                if deadline.expired():
+                    raise
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+            self._check_open()
 
     def _check_open(self) -> None:
         if self.closed:
