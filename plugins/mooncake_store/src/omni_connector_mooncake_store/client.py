@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from omni_connector_core.arena import Arena, HostMemory, Pool, Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError
-
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.calls import Calls
 from omni_connector_mooncake_store.options import MooncakeStoreOptions, host_towards

@@ -27,7 +27,6 @@ from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import copy, region
 from omni_connector_core.store import SMALL_NBYTES, NewObject, ObjectStore
 from omni_connector_core.transport import Memory
-
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.client import Client
 from omni_connector_mooncake_store.sdk import CALL_S, TRANSFER_S
