@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_conn
 
 PATIENCE_S = 30.0
 TORCH_IMPORT_S = 120.0
+CALLS_AT_ONCE = 16
 BUILT_IN = Path(__file__).parent
 
 
@@ -131,8 +132,11 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
             consumer = ends.open("consumer", on=here, edge=edge)
             producer.put("warm", b"warm" * 1000)
             consumer.get("warm")
-            producer.health()
-            consumer.health()
+            for end in (producer, consumer):
+                # many at once: an engine's pool of connections grows with the calls in flight, and keeps them
+                asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]
+                for pending in asked:
+                    pending.result()
         if has_torch():  # whose first use starts threads
             for end in (ends.producer, ends.consumer):
                 end.peer.start(Run(None, fingerprint, (Bulk(2**21, kind="tensor"),), {})).result(TORCH_IMPORT_S)

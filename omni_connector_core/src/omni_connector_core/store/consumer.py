@@ -26,6 +26,7 @@ from omni_connector_core.store import notices
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Owner
 from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import Count, Descriptor, Mail, Slot, pack, unpack
 from omni_connector_core.transport import Memory
 
@@ -116,7 +117,7 @@ class ConsumerEnd:
         """Return who says that the key is live; raise its ending when all who know it say that it ended."""
         owners = [self._owner(slot) for slot in slots]
         names = [name for o in owners for name in (o.descriptor(key), o.abandoned(key.request_id))]
-        data = [raw for part in _batches(names) for raw in self._store.load(part, deadline=deadline)]
+        data = load_readable(self._store, names, deadline)
         found: list[tuple[Slot, Descriptor]] = []
         endings: list[tuple[Slot, Descriptor]] = []
         for slot, raw, mark in zip(slots, data[::2], data[1::2], strict=True):
@@ -164,7 +165,7 @@ class ConsumerEnd:
         if not owners:
             return [False] * len(keys)
         names = [owner.descriptor(key) for key in keys for owner in owners]
-        data = [raw for part in _batches(names) for raw in self._store.load(part, deadline=deadline)]
+        data = load_readable(self._store, names, deadline)
         payloads: list[str | None] = []
         for number, raw in enumerate(data):
             descriptor = unpack(raw, Descriptor)
@@ -196,7 +197,7 @@ class ConsumerEnd:
                         continue
                 else:
                     answer = owner.answer(mail.id)
-                    (data,) = self._store.load([answer], deadline=deadline)
+                    (data,) = load_readable(self._store, [answer], deadline)
                     counted = unpack(data, Count)
                     if counted is not None:
                         count += counted.discarded

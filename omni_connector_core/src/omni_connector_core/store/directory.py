@@ -16,6 +16,7 @@ from omni_connector_core.errors import BackendUnavailableError
 from omni_connector_core.key import Producer
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import Beat, Slot, unpack
 
 __all__ = ["Directory"]
@@ -67,7 +68,7 @@ class Directory:
             there = self._store.exist([self.names.slot(n) for n in numbers], deadline=deadline)
             taken += [n for n, exists in zip(numbers, there, strict=True) if exists]
             start, end = end, (taken[-1] if taken else -1) + 1 + WINDOW
-        data = self._store.load([self.names.slot(n) for n in taken], deadline=deadline) if taken else []
+        data = load_readable(self._store, [self.names.slot(n) for n in taken], deadline)
         self._taken = set(taken)
         slots = {}
         for number, raw in zip(taken, data, strict=True):
@@ -123,7 +124,7 @@ class Directory:
             return slot.process.dead()
         name = self.names.owner(Producer(slot.replica, slot.rank), slot.incarnation).beat
         try:
-            (data,) = self._store.load([name], deadline=deadline)
+            (data,) = load_readable(self._store, [name], deadline)
         except BackendUnavailableError:  # the host that keeps the heartbeat does not answer
             data = None
         beat = unpack(data, Beat)

@@ -16,6 +16,7 @@ from omni_connector_core.deadline import Deadline
 from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import pack, unpack
 
 __all__ = ["post", "read"]
@@ -53,7 +54,7 @@ def read(store: ObjectStore, names: Names, deadline: Deadline) -> set[str]:
     posted = [name for name, taken in zip(board, there, strict=True) if taken]
     if not posted:
         return set()
-    notices = [unpack(raw, Notice) for raw in store.load(posted, deadline=deadline)]
+    notices = [unpack(raw, Notice) for raw in load_readable(store, posted, deadline)]
     oldest_s = time.time() - MEMORY_OF_ENDINGS_S
     old = [n for n, notice in zip(posted, notices, strict=True) if notice is not None and notice.when_s < oldest_s]
     if old:

@@ -92,7 +92,13 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def load(self, names: Sequence[str], *, deadline: Deadline) -> list[bytes | None]:
-        """Read small objects, at most `SMALL_NBYTES` each, in one round trip; None for one that cannot be read."""
+        """Read small objects, at most `SMALL_NBYTES` each, in one round trip; None for one that cannot be read.
+
+        Raises
+        ------
+        TransferTimeoutError
+            The bytes were still on their way at the deadline.
+        """
 
     @abstractmethod
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:

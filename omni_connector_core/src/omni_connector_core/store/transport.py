@@ -48,7 +48,7 @@ from typing import Any, TypeVar
 
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
@@ -115,7 +115,10 @@ class StoreTransport(Transport):
 
     def _poll(self, key: Key, where: Where) -> Memory | None:
         deadline = Deadline(POLL_S)
-        return self._consumer(deadline).attempt(key, where, deadline)
+        try:
+            return self._consumer(deadline).attempt(key, where, deadline)
+        except TransferTimeoutError:  # somebody hangs
+            return None
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
         consumer = self._patiently(lambda: self._consumer(deadline), deadline)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from omni_connector_core.arena import Arena, HostMemory, Pool, Region
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.calls import Calls
 from omni_connector_mooncake_store.options import MooncakeStoreOptions, host_towards
@@ -147,9 +147,19 @@ class Client:
         """Give a region back."""
         region.arena.release(region)
 
-    def call_with(self, region: Region, call: Callable[[], ResultT], longest_s: float, deadline: Deadline) -> ResultT:
+    def call_with(
+        self,
+        region: Region,
+        call: Callable[[], ResultT],
+        longest_s: float,
+        deadline: Deadline,
+        *,
+        overdue: type[OmniConnectorError] = BackendUnavailableError,
+    ) -> ResultT:
         """Run a call that uses a region, and give the region back when the call has ended."""
-        result = self.calls.run(call, longest_s=longest_s, deadline=deadline, late=lambda _: self.release(region))
+        result = self.calls.run(
+            call, longest_s=longest_s, deadline=deadline, late=lambda _: self.release(region), overdue=overdue
+        )
         self.release(region)
         return result
 

@@ -135,9 +135,6 @@ class MooncakeObjects(ObjectStore):
         """Put, and read back who won."""
         client, config = self._sdk, self._config
         code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        if code == sdk.NO_SPACE:  # a consumer in a store without a producer: it brings the room
-            self._client.mount_small(deadline)
-            code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
         _raise("put", code)
         while True:
             (found,) = self.load([name], deadline=deadline)
@@ -148,6 +145,8 @@ class MooncakeObjects(ObjectStore):
             time.sleep(PAUSE_S)
 
     def _write_small(self, write: Callable[[int], int], data: bytes, deadline: Deadline) -> int:
+        if not self._reserved:  # a consumer brings its own room, too: any other may belong to a process that just died
+            self._client.mount_small(deadline)
         place = self._allocate(len(data), deadline)
         copy(place.address, data, len(data))
         return self._client.call_with(place, lambda: write(place.address), self._write_s, deadline)
@@ -174,7 +173,7 @@ class MooncakeObjects(ObjectStore):
             places = zip(addresses, codes, strict=True)
             return [ctypes.string_at(address, code) if code > 0 else code for address, code in places]
 
-        found = self._client.call_with(place, get, TRANSFER_S, deadline)
+        found = self._client.call_with(place, get, TRANSFER_S, deadline, overdue=TransferTimeoutError)
         if all(data in (sdk.RPC_FAILED, sdk.RPC_TIMEOUT) for data in found):
             raise sdk.error("get", min(code for code in found if isinstance(code, int)))
         return [data if isinstance(data, bytes) else None for data in found]

@@ -16,7 +16,6 @@ __all__ = [
     "LEASE_EXPIRED",
     "MISSING",
     "NOT_READY",
-    "NO_SPACE",
     "TRANSFER_S",
     "MooncakeDistributedStore",
     "ReplicateConfig",
