@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # make_env.sh [DIRECTORY]: the environment in which the unmodified vllm-omni runs on a CPU (default .venv-vllm; 2.7 GB, about
-# 100 s from a warm index). Kept while requirements.lock and this script are unchanged; our own packages are refreshed always.
+# 100 s from a warm index). Kept while its requirements and
+# this script are unchanged; our own packages are refreshed always.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 env=${1:-$root/.venv-vllm}
-stamp=$(cat "$here/requirements.lock" "$here/make_env.sh" | sha256sum)
+sdks=("$root"/requirements/sdk.txt "$root"/requirements/sdk-nodeps.txt)
+stamp=$(cat "$here/requirements.lock" "${sdks[@]}" "$here/make_env.sh" | sha256sum)
 
 if [ "$(cat "$env/.made-from" 2>/dev/null)" != "$stamp" ]; then
   rm -rf "$env"
   "${PYTHON:-python3.11}" -m venv "$env"
-  "$env/bin/python" -m pip install --quiet --no-deps -r "$here/requirements.lock"
+  "$env/bin/python" -m pip install --quiet --no-deps -r "$here/requirements.lock" -r "${sdks[0]}" -r "${sdks[1]}"
   # PyPI's torchaudio and torchvision are CUDA builds; vllm-omni needs them only to be importable.
   packages=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   rm -f "$packages"/torchaudio/lib/*.so

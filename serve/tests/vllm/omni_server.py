@@ -30,7 +30,7 @@ import yaml
 READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 45.0
 DEPLOYS = Path(__file__).parent / "deploy"
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -40,6 +40,15 @@ _ENVIRONMENT = {
     "VLLM_CPU_CI_ENV": "1",
     "OMP_NUM_THREADS": "1",
 }
+AUDIO = {
+    "two": ("12906c713f747e57", "e0a2fc23572044f4"),
+    "two chunks": ("cf72a87d28dbd3a0", "080176a079747721"),
+    "three": ("d6404dc84180ebb0", "6dc93a7a4b9d68f2"),
+    "three chunks": ("34f537bb596d0a7e", "256124e844073418"),
+    "kv": ("eee045a3eae68c4a", "b98e19db531f84b5"),
+}
+"""Hashes of the audio of "hello 0" and "hello 1", by deploy file, measured with vLLM-Omni's own SharedMemoryConnector."""
+
 # One process a stage; unset, the layout of a GPU machine (an engine process and a worker process a stage).
 ONE_PROCESS_A_STAGE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -66,6 +75,9 @@ class Reply:
     frames: int = 0
     sha256: str = ""
     error: str = ""
+
+
+_MOVES = (("producer", "puts"), ("consumer", "gets"))
 
 
 def write_deploy(path: Path, base: str, changes: Mapping[str, Any] | None = None) -> Path:
@@ -128,7 +140,7 @@ class Process:
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT, **environment},
+            env={**os.environ, **ENVIRONMENT, **environment},
             text=True,
             errors="replace",
             start_new_session=True,
@@ -180,16 +192,20 @@ class Process:
         except psutil.NoSuchProcess:
             return []
 
-    def stop(self) -> list[psutil.Process]:
-        """End it as an operator does (SIGTERM); kill and return what was still there afterwards."""
+    def terminate(self) -> list[psutil.Process]:
+        """Tell it to stop, as an operator does; returns the process and its descendants."""
         family = self.tree()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        return family
+
+    def join(self, family: list[psutil.Process]) -> list[psutil.Process]:
+        """Wait for its end; kill and return what is still there afterwards."""
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         _, left = psutil.wait_procs(family, timeout=10)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -261,9 +277,10 @@ class Server:
         return self.processes["head"]
 
     def stop(self) -> None:
-        """Stop every process, the head last; ``left_behind`` then holds those that did not end by themselves."""
-        for process in reversed(self.processes.values()):
-            self.left_behind += process.stop()
+        """Stop every process; ``left_behind`` then holds those that did not end by themselves."""
+        families = [(process, process.terminate()) for process in self.processes.values()]
+        for process, family in families:
+            self.left_behind += process.join(family)
 
     def lines(self) -> list[str]:
         """Every process's log lines so far."""
@@ -276,6 +293,31 @@ class Server:
     def tree(self) -> list[psutil.Process]:
         """Every process of the server."""
         return [member for process in self.processes.values() for member in process.tree()]
+
+    def assert_serves(self, audio: str, edges: Mapping[str, str]) -> None:
+        """Two requests give the audio, and every edge's counters move, over the backend that is named.
+
+        Parameters
+        ----------
+        audio
+            A key of `AUDIO`.
+        edges
+            Edge -> backend.
+        """
+        ends = [(backend, edge, *what) for edge, backend in edges.items() for what in _MOVES]
+        before = {end: self.stats(*end[:3])[end[3]] for end in ends}
+        assert [self.chat(f"hello {number}").sha256 for number in range(2)] == list(AUDIO[audio])
+        for end in ends:
+            wait_until(
+                lambda end=end: self.stats(*end[:3])[end[3]] >= before[end] + 2,
+                10,
+                f"the counters of {end} do not move",
+            )
+        assert not [line for line in self.lines() if "Created connector: SharedMemoryConnector" in line]
+
+    def assert_memory_returns(self, edge: str, backend: str) -> None:
+        """Everything that was put gets read or dropped."""
+        wait_until(lambda: not self.stats(backend, edge, "producer")["pending"], 20, "unread payloads stay")
 
     @contextlib.contextmanager
     def request(self, text: str, *, timeout: float = 120.0, **body: Any) -> Iterator[http.client.HTTPConnection]:
@@ -307,6 +349,15 @@ class Server:
                     digest = hashlib.sha256(samples).hexdigest()[:16]
                     return Reply(response.status, seconds, text, wav.getnframes(), digest)
         return Reply(response.status, seconds, text)
+
+    def seconds_to_first_audio(self, text: str, **kwargs: Any) -> float:
+        """Send a streaming chat request and time its first audio."""
+        start = time.monotonic()
+        with self.request(text, stream=True, **kwargs) as connection:
+            for line in connection.getresponse():
+                if line.startswith(b"data: ") and b'"audio"' in line:
+                    return time.monotonic() - start
+        raise AssertionError("the stream ended without audio")
 
     def health(self) -> int:
         """Status of GET /health."""

@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from omni_connector_core import ConfigError, OptionError, PluginError, UnknownBackendError
-from omni_connector_serve.vllm_omni import deployment, report
-from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
-from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm_omni.data_entry_keys import CodesStruct, HiddenStatesStruct, MetaStruct, OmniPayloadStruct
 from vllm_omni.distributed.omni_connectors.kv_transfer_manager import KVCacheTransferData
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
+
+from omni_connector_core import ConfigError, OptionError, PluginError, UnknownBackendError
+from omni_connector_serve.vllm_omni import deployment, report
+from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
 
 Make = Callable[..., ConnectorAdapter]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import vllm_omni
+from omni_server import write_deploy
+
 from omni_connector_core import ConfigError, Edge
 from omni_connector_serve.vllm_omni.backends import DROP_IN_ENV, drop_in_names
 from omni_connector_serve.vllm_omni.deployment import (
@@ -20,7 +22,6 @@ from omni_connector_serve.vllm_omni.deployment import (
     read_deployment,
 )
 from omni_connector_serve.vllm_omni.startup import check_deploy_file, faults_of
-from omni_server import write_deploy
 
 UPSTREAM_DEPLOYS = Path(vllm_omni.__file__).parent / "deploy"
 

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 import vllm_omni
 import yaml
-from omni_connector_core import plugin_manager
-from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
-from omni_connector_serve.vllm_omni.extra import upstream_options
-from omni_connector_serve.vllm_omni.plugin import register
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm_omni.distributed.omni_connectors import factory
 from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 from vllm_omni.distributed.omni_connectors.utils import initialization
 from vllm_omni.plugins import OMNI_DEFAULT_PLUGINS_GROUP
+
+from omni_connector_core import plugin_manager
+from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.extra import upstream_options
+from omni_connector_serve.vllm_omni.plugin import register
 
 TESTED_VERSIONS = {"0.30.0"}
 SOURCES = Path(vllm_omni.__file__).parent

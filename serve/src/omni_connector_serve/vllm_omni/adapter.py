@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
+
 from omni_connector_core import (
     NOT_READY,
     ConfigError,
@@ -18,9 +20,6 @@ from omni_connector_core import (
     Role,
     TransferTimeoutError,
 )
-from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
-from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES
-
 from omni_connector_serve.vllm_omni import sharing
 from omni_connector_serve.vllm_omni.backends import backend_of, our_names
 from omni_connector_serve.vllm_omni.deployment import EdgeSettings, current_deployment
@@ -113,9 +112,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             return False, 0, None
         return True, metadata["nbytes"], metadata
 
-    def get(
-        self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None
-    ) -> tuple[Any, int] | None:
+    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> tuple[Any, int] | None:
         """Take a payload if it is here; None if it is not, or never will be, which is logged once."""
         return self._take(
             Edge(from_stage, to_stage), get_key, lambda connector: connector.poll(get_key, metadata or self._hint)
@@ -198,9 +195,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         end = sharing.End(spec.name, edge, role, place, options)
         return _Open(end, sharing.acquire(end), extra.readers or settings.readers)
 
-    def _take(
-        self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]
-    ) -> tuple[Any, int] | None:
+    def _take(self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]) -> tuple[Any, int] | None:
         try:
             payload = take(self._open(edge, Role.CONSUMER).connector)
         except Exception as error:  # raising in a poll loop is a traceback per millisecond

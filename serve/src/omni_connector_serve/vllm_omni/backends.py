@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 
 from omni_connector_core import BackendSpec, ConfigError, plugin_manager
-
 from omni_connector_serve.vllm_omni.extra import upstream_options
 
 __all__ = ["DROP_IN_ENV", "backend_of", "drop_in_names", "our_names"]

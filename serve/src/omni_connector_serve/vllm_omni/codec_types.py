@@ -28,6 +28,6 @@ def omni_connector_codec_types(codec: Codec) -> None:
 def _with_state(cls: type, state: Any) -> Any:
     if type(state) is not dict or not all(type(name) is str for name in state):
         raise ValueError("the state is a dict of attributes")
-    made = cls.__new__(cls)
+    made: Any = object.__new__(cls)
     made.__dict__.update(state)
     return made

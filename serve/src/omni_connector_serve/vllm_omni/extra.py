@@ -12,7 +12,6 @@ from typing import Any
 
 from omni_connector_core import BackendSpec, OptionError
 from omni_connector_core.options import parse_options, suggestion
-
 from omni_connector_serve.vllm_omni import report
 
 OWN_OPTIONS = frozenset({"pipeline_options", "readers"})
@@ -102,4 +101,3 @@ def _unknown(option: str, own: frozenset[str], backend: str) -> None:
     if near:
         raise OptionError(f"unknown option {option!r}{near}", backend=backend, hint=hint)
     report.logger.warning("%s: nothing is known to read the option %r. %s", backend, option, hint)
-

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from omni_connector_core import Edge
 from vllm_omni.distributed.omni_connectors.utils.initialization import compute_connector_zmq_port
 from vllm_omni.distributed.omni_connectors.utils.local_rank import get_connector_local_rank
+
+from omni_connector_core import Edge
 
 
 @dataclass(frozen=True)

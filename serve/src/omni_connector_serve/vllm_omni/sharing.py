@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_connector_core import Edge, OmniConnector, Role, create_connector
-
 from omni_connector_serve.vllm_omni.place import Place
 from omni_connector_serve.vllm_omni.report import StatsReport
 

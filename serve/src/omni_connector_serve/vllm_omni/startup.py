@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from omni_connector_core import ConfigError, config, plugin_manager
-
 from omni_connector_serve.vllm_omni.backends import drop_in_names, our_names
 from omni_connector_serve.vllm_omni.deployment import read_deployment
 from omni_connector_serve.vllm_omni.extra import OWN_OPTIONS, upstream_options

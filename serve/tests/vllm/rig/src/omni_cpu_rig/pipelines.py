@@ -5,7 +5,7 @@
 - ``tinyomni3``: language model -> language model -> waveform
 - ``tinyomni_kv``: language model -> diffusion stage, with KV cache transfer
 - ``tinyomni_moe``: ``tinyomni`` with a mixture of experts
-- ``tinyomni_bulk``: ``tinyomni`` that sends OMNI_CPU_RIG_PAYLOAD_BYTES with each request, for the benchmark
+- ``tinyomni_bulk``: ``tinyomni`` that sends as many bytes with each request as the benchmark wants
 """
 
 from __future__ import annotations

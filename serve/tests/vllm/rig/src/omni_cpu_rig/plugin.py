@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 
 def platform() -> str | None:
@@ -16,7 +17,10 @@ def platform() -> str | None:
 
 @functools.cache
 def register() -> None:
-    """Register the models and pipelines; ``OMNI_CPU_RIG_MOE=1`` also repairs expert parallelism on a CPU."""
+    """Register the models and pipelines; the environment may ask for more.
+
+    ``OMNI_CPU_RIG_MOE=1`` repairs expert parallelism on a CPU; ``OMNI_CPU_RIG_TIMING=DIRECTORY`` times the connectors.
+    """
     from omni_cpu_rig.pipelines import register_pipelines
 
     register_pipelines()
@@ -24,3 +28,7 @@ def register() -> None:
         from omni_cpu_rig.expert_parallel import use_local_expert_ids
 
         use_local_expert_ids()
+    if directory := os.environ.get("OMNI_CPU_RIG_TIMING"):
+        from omni_cpu_rig.timing import time_connectors
+
+        time_connectors(Path(directory))

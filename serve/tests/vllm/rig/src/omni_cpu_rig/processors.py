@@ -6,7 +6,9 @@ Parameter names are vllm-omni's: it passes them by keyword.
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,10 +75,15 @@ def codes_and_hidden_full_payload(transfer_manager: Any, pooling_output: Any, re
     return payload
 
 
+@functools.cache
+def _bulk(nbytes: int) -> torch.Tensor:
+    return torch.ones(nbytes, dtype=torch.uint8)
+
+
 def bulk_full_payload(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
-    """``codes_and_hidden_full_payload`` plus a tensor of OMNI_CPU_RIG_PAYLOAD_BYTES bytes."""
+    """``codes_and_hidden_full_payload`` plus as many bytes as the file OMNI_CPU_RIG_PAYLOAD_FILE says now."""
     payload = codes_and_hidden_full_payload(transfer_manager, pooling_output, request)
-    payload["bulk"] = {"data": torch.ones(int(os.environ["OMNI_CPU_RIG_PAYLOAD_BYTES"]), dtype=torch.uint8)}
+    payload["bulk"] = {"data": _bulk(int(Path(os.environ["OMNI_CPU_RIG_PAYLOAD_FILE"]).read_text()))}
     return payload
 
 

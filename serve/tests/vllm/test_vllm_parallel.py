@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor and pipeline parallelism, replicas, and KV caches between them, over shared memory.
+
+The outputs equal those of single processes. What the connector sees in each of these is in the adapter's package docstring.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omni_server import AUDIO, ENVIRONMENT, stats_of, write_deploy
+
+OURS = {"0->1": "shared_memory"}
+TWO_DEVICES_EACH = {"stages.0.devices": "2,3", "stages.1.devices": "4,5"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "audio"),
+    [
+        pytest.param({"stages.0.tensor_parallel_size": 2, "stages.0.devices": "2,3"}, "two", id="tp2-to-tp1"),
+        pytest.param(
+            {
+                "async_chunk": True,
+                "stages.0.tensor_parallel_size": 2,
+                "stages.1.tensor_parallel_size": 2,
+                **TWO_DEVICES_EACH,
+            },
+            "two chunks",
+            id="tp2-to-tp2-chunks",
+        ),
+        pytest.param(
+            {"stages.0.num_replicas": 2, "stages.1.num_replicas": 2, **TWO_DEVICES_EACH}, "two", id="two-replicas-each"
+        ),
+    ],
+)
+def test_two_stages(serve: Callable[..., Any], changes: dict[str, Any], audio: str) -> None:
+    with serve("two", changes) as server:
+        for _ in range(3):  # with replicas, more than one pair of them
+            server.assert_serves(audio, OURS)
+        server.assert_memory_returns("0->1", "shared_memory")
+
+
+def test_pipeline_parallel_middle_stage(serve: Callable[..., Any]) -> None:
+    """Both ranks of the middle stage poll for each payload: each gets it, whichever asks first."""
+    changes = {"stages.1.engine_extras.pipeline_parallel_size": 2, "stages.1.devices": "2,3"}
+    with serve("three", changes) as server:
+        for _ in range(3):
+            server.assert_serves("three", {"0->1": "shared_memory", "1->2": "shared_memory"})
+        puts = server.stats("shared_memory", "0->1", "producer")["puts"]
+        assert server.stats("shared_memory", "0->1", "consumer")["gets"] == 2 * puts
+        server.assert_memory_returns("0->1", "shared_memory")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="tp1-to-one"),
+        pytest.param(
+            {
+                "stages.0.tensor_parallel_size": 2,
+                "stages.0.devices": "2,3",
+                "stages.1.parallel_config": {"ulysses_degree": 2},
+                "stages.1.devices": "4,5",
+            },
+            id="tp2-to-ulysses2",
+        ),
+    ],
+)
+def test_kv_cache_to_a_diffusion_stage(model: Path, tmp_path: Path, changes: Mapping[str, Any]) -> None:
+    deploy = write_deploy(tmp_path / "deploy.yaml", "kv", changes)
+    environment = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_DEPLOY_CONFIG": str(deploy)}
+    command = [sys.executable, str(Path(__file__).parent / "kv_client.py"), str(deploy), str(model)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    lines = done.stdout.splitlines()
+    audio = [json.loads(line)["sha256"] for line in lines if line.startswith('{"prompt"')]
+    assert audio == list(AUDIO["kv"])
+    produced, consumed = (stats_of(lines, "shared_memory", "0->1", role) for role in ("producer", "consumer"))
+    # a payload and a KV cache (or a shard for each sending rank) for each request
+    assert produced["puts"] == consumed["gets"] >= 4
+    assert "Created connector: SharedMemoryConnector" not in done.stdout
