@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import omni_connector_contract_tests
 import pytest
 
+import omni_connector_contract_tests
 from omni_connector_core import BackendSpec, plugin_manager
 
 SUITE = Path(omni_connector_contract_tests.__file__).parent / "test_contract.py"

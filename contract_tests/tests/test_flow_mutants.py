@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 from contract_run import run_contract
-from omni_connector_contract_tests.mutants.of_flows import FLOW_MUTANTS
 
+from omni_connector_contract_tests.mutants.of_flows import FLOW_MUTANTS
 from omni_connector_core import plugin_manager
 
 PATIENCE_S = 5.0

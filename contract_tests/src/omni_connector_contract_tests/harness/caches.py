@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
 
 from omni_connector_contract_tests.harness.worker import Acting
 from omni_connector_core import OmniConnectorError
+from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
 
 STALE = 0xEE
 """What a consumer's blocks hold before."""

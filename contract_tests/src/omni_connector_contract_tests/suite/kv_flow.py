@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from omni_connector_core.kv import KVSpec
-from omni_connector_core.kv.spec import Span
 
 from omni_connector_contract_tests.harness import caches
 from omni_connector_contract_tests.harness.ends import End, Ends
@@ -19,6 +17,8 @@ from omni_connector_core import (
     ProducerFailedError,
     RequestAbandonedError,
 )
+from omni_connector_core.kv import KVSpec
+from omni_connector_core.kv.spec import Span
 
 __all__ = ["TestKVEndings", "TestKVFlow"]
 
