@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
@@ -45,6 +45,6 @@ def open_transport(context: TransportContext) -> Transport:
     if options.engine == "store":
         return YuanrongTransport(context)
     require_ascend()
-    shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(Options)}
+    shared: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Options)}
     room = {} if options.capacity_bytes is None else {"capacity_bytes": options.capacity_bytes}
     return AscendTransport(dataclasses.replace(context, options=OneSidedOptions(**shared, **room, host=options.host)))
