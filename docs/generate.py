@@ -1,6 +1,7 @@
 """Fills the generated parts of the documentation, between their markers.
 
 ``<!-- options:MODULE:CLASS -->`` the option table of a backend, from its options type
+``<!-- template:PATH -->``        a file of the package that `omni-connector new` writes
 ``<!-- matrix -->``               the backend table, from the suite's results under ``build/contract``
 
 ``python docs/generate.py`` writes; ``--check`` only says what is out of date, and exits 1 if anything is. The matrix is not
@@ -18,6 +19,7 @@ from omni_connector_core.options import option_table
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = re.compile(r"(<!-- options:([\w.]+):(\w+) -->\n).*?(<!-- /options -->)", re.DOTALL)
+TEMPLATE = re.compile(r"(<!-- template:(\S+) -->\n).*?(<!-- /template -->)", re.DOTALL)
 MATRIX = re.compile(r"(<!-- matrix -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 
@@ -38,6 +40,21 @@ def with_options(text: str) -> str:
     return OPTIONS.sub(table, text)
 
 
+def with_template(text: str) -> str:
+    """Show files of the template of a new backend."""
+    if not TEMPLATE.search(text):
+        return text
+    from omni_connector_contract_tests.scaffold import template_files
+
+    files = template_files()
+
+    def block(match: re.Match[str]) -> str:
+        language = "toml" if match[2].endswith(".toml") else "python"
+        return f'{match[1]}```{language} title="{match[2]}"\n{files[match[2]]}```\n{match[3]}'
+
+    return TEMPLATE.sub(block, text)
+
+
 def with_matrix(text: str) -> str:
     """Fill the backend table of a page, when there are results."""
     results = sorted((ROOT / "build" / "contract").glob("*.json"))
@@ -54,7 +71,7 @@ def main() -> int:
     stale = []
     for page in pages():
         text = page.read_text()
-        new = with_options(text)
+        new = with_template(with_options(text))
         if not check:
             new = with_matrix(new)
         if new != text:

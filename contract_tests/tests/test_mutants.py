@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from contract_run import run_contract
-from omni_connector_contract_tests.mutants import MUTANTS
 
+from omni_connector_contract_tests.mutants import MUTANTS
 from omni_connector_core import plugin_manager
 
 PATIENCE_S = 2.0  # a mutant that hangs costs this much

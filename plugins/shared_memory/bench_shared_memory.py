@@ -20,7 +20,6 @@ CHUNKS = 10_000
 
 
 def consume(namespace: str, pipe: Connection) -> None:
-    """Do what comes through the pipe, in the other process."""
     with create_connector("shared_memory", role=Role.CONSUMER, namespace=namespace) as conn:
         while (order := pipe.recv()) is not None:
             kind, name, count = order
@@ -39,7 +38,6 @@ def consume(namespace: str, pipe: Connection) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     namespace = f"bench-{time.time_ns()}"
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

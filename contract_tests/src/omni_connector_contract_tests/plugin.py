@@ -12,16 +12,13 @@ import pytest
 from omni_connector_contract_tests.harness.backend import Backend, read_config
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import limit_patience
-from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint, has_torch
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.probes import LeakProbe
-from omni_connector_contract_tests.harness.worker import Run
 from omni_connector_core import OmniConnectorError, plugin_manager
 
 pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_connector_contract_tests.harness")
 
 PATIENCE_S = 30.0
-TORCH_IMPORT_S = 120.0
 CALLS_AT_ONCE = 16
 BUILT_IN = Path(__file__).parent
 
@@ -76,8 +73,10 @@ def _check_installed(name: str) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the suite's own entry module unless a backend is named."""
-    return True if collection_path.parent == BUILT_IN and config.getoption("connector") is None else None
+    """Leave out the suite's own entry module unless a backend is named, and the template's always."""
+    if BUILT_IN not in collection_path.parents:
+        return None
+    return config.getoption("connector") is None or BUILT_IN / "template" in collection_path.parents or None
 
 
 @pytest.fixture(scope="session")
@@ -137,10 +136,5 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
                 asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]
                 for pending in asked:
                     pending.result()
-        if has_torch():  # whose first use starts threads
-            for end in (ends.producer, ends.consumer):
-                end.peer.start(Run(None, fingerprint, (Bulk(2**21, kind="tensor"),), {})).result(TORCH_IMPORT_S)
-            ends.producer.put("warm", Bulk(4096, kind="tensor"))
-            ends.consumer.get_fingerprint("warm")
     finally:
         ends.close()

@@ -61,6 +61,7 @@ class Bulk(Recipe):
             return {"name": f"bulk {self.seed}", "data": raw}
         import torch
 
+        torch.set_num_threads(1)  # its pool of threads would look like a leak
         return torch.from_numpy(raw.view(np.int64))
 
 

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from omni_connector_contract_tests.mutants.registry import caught_by
+from omni_connector_core import Deadline, Edge, Key, OmniConnectorError, PayloadConflictError, TransportContext
 from omni_connector_core.frame import Frame
 from omni_connector_core.memory.transport import MemoryTransport
 from omni_connector_core.metadata import Where
 from omni_connector_core.transport import Memory
-
-from omni_connector_contract_tests.mutants.registry import caught_by
-from omni_connector_core import Deadline, Edge, Key, OmniConnectorError, PayloadConflictError, TransportContext
 
 caught = functools.partial(caught_by, options="omni_connector_core.memory.transport:MemoryOptions")
 

@@ -10,11 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from omni_connector_core.frame import Frame
-from omni_connector_core.memory.transport import MemoryTransport
-from omni_connector_core.metadata import Where
-from omni_connector_core.transport import Memory
-
 from omni_connector_contract_tests.mutants.registry import caught_by
 from omni_connector_core import (
     CapacityError,
@@ -26,6 +21,10 @@ from omni_connector_core import (
     TransportContext,
     Usage,
 )
+from omni_connector_core.frame import Frame
+from omni_connector_core.memory.transport import MemoryTransport
+from omni_connector_core.metadata import Where
+from omni_connector_core.transport import Memory
 
 caught = functools.partial(caught_by, options="omni_connector_core.memory.transport:MemoryOptions")
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.onesided import OneSidedOptions
-from omni_connector_core.options import Options
 from omni_connector_core.store import StoreTransport
-from omni_connector_core.transport import Transport, TransportContext
-from omni_connector_yuanrong.ascend import AscendTransport, require_ascend
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.plugin import CAPABILITIES
 from omni_connector_yuanrong.store import YuanrongStore
 
-__all__ = ["YuanrongTransport", "open_transport"]
+__all__ = ["YuanrongTransport"]
 
 
 class YuanrongTransport(StoreTransport):
@@ -26,25 +21,6 @@ class YuanrongTransport(StoreTransport):
     """
 
     capabilities: ClassVar[Capabilities] = CAPABILITIES
-    options: YuanrongOptions
 
     def _connect(self, *, deadline: Deadline) -> YuanrongStore:
-        return YuanrongStore(self.options)
-
-
-def open_transport(context: TransportContext) -> Transport:
-    """Open the transport that the option `engine` names.
-
-    Raises
-    ------
-    BackendUnavailableError
-        ``engine: transfer`` without Ascend hardware.
-    """
-    options = context.options
-    assert isinstance(options, YuanrongOptions)
-    if options.engine == "store":
-        return YuanrongTransport(context)
-    require_ascend()
-    shared: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Options)}
-    room = {} if options.capacity_bytes is None else {"capacity_bytes": options.capacity_bytes}
-    return AscendTransport(dataclasses.replace(context, options=OneSidedOptions(**shared, **room, host=options.host)))
+        return YuanrongStore(cast(YuanrongOptions, self.options))

@@ -1,0 +1,1 @@
+"""The my_backend backend of omni-connector."""
