@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from omni_connector_contract_tests.harness.eventually import eventually
+from omni_connector_core import create_connector
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
@@ -374,3 +375,11 @@ def test_ctypes_views_are_aligned_for_every_dtype(cluster, name):
     store = cluster.store()
     create(store, name)
     assert ctypes.addressof(read(store, name)) % 64 == 0
+
+
+# ---- without Ascend hardware
+
+
+def test_the_transfer_engine_says_that_it_needs_ascend_hardware():
+    with pytest.raises(BackendUnavailableError, match=r"libascendcl\.so.*engine: store"):
+        create_connector("yuanrong", {"engine": "transfer"})

@@ -8,6 +8,7 @@ is closed. Only then is the memory free.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -18,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from omni_connector_core.arena import Arena, Pool, Region
-from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided.engine import Engine, Piece
 
 __all__ = ["Hub", "Transfer", "hub"]
@@ -187,10 +188,14 @@ class Hub:
         def contact() -> None:
             try:
                 future.set_result(generation.engine.connect(blob))
-            except OmniConnectorError as error:
+            except PeerLostError as error:
                 future.set_exception(error)
             except Exception as error:  # noqa: BLE001 - whatever the vendor raises must reach who waits
-                future.set_exception(BackendUnavailableError(f"the engine failed on first contact: {error}"))
+                with contextlib.suppress(OmniConnectorError):  # an engine knows the networks there were when it started
+                    self._retire(generation)
+                if not isinstance(error, OmniConnectorError):
+                    error = BackendUnavailableError(f"the engine failed on first contact: {error}")
+                future.set_exception(error)
 
         threading.Thread(target=contact, name="omni-contact", daemon=True).start()
         return future
@@ -239,11 +244,20 @@ class Hub:
         with self._lock:
             if region is not None:
                 generation.quarantine.append(region)
-            if not generation.retired:
-                generation.retired = True
-                self._current = self._new_generation()
+            self._retire(generation)
         self._ended(generation)
         return generation.gone
+
+    def _retire(self, generation: _Generation) -> None:
+        """Go on with a new engine; the old one is closed once its transfers are over."""
+        with self._lock:
+            if generation.retired:
+                return
+            self._current = self._new_generation()
+            generation.retired = True
+            over = not generation.running
+        if over:
+            self._bury(generation)
 
     def _bury(self, generation: _Generation) -> None:
         def close() -> None:

@@ -43,7 +43,7 @@ class YuanrongOptions(Options):
     )
     request_timeout_s: float = option(
         parse=at_least(0.05),
-        default=1.0,
+        default=2.0,
         doc="Longest time of one request to the worker, seconds. A worker that hangs blocks all Python threads for so "
         "long: the vendor's client holds the GIL.",
     )

@@ -14,7 +14,7 @@ def omni_connector_backend() -> BackendSpec:
     return BackendSpec(
         name="yuanrong",
         summary="openYuanrong datasystem: a store of the Ascend world; zero copy on the worker's host",
-        transport="omni_connector_yuanrong.transport:YuanrongTransport",
+        transport="omni_connector_yuanrong.transport:open_transport",
         options="omni_connector_yuanrong.options:YuanrongOptions",
         capabilities=CAPABILITIES,
         install="pip install omni-connector-yuanrong",

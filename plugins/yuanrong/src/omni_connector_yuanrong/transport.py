@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+import dataclasses
+from typing import Any, ClassVar
 
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
+from omni_connector_core.onesided import OneSidedOptions
+from omni_connector_core.options import Options
 from omni_connector_core.store import StoreTransport
+from omni_connector_core.transport import Transport, TransportContext
+from omni_connector_yuanrong.ascend import AscendTransport, require_ascend
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.plugin import CAPABILITIES
 from omni_connector_yuanrong.store import YuanrongStore
 
-__all__ = ["YuanrongTransport"]
+__all__ = ["YuanrongTransport", "open_transport"]
 
 
 class YuanrongTransport(StoreTransport):
@@ -21,6 +26,27 @@ class YuanrongTransport(StoreTransport):
     """
 
     capabilities: ClassVar[Capabilities] = CAPABILITIES
+    options: YuanrongOptions
 
     def _connect(self, *, deadline: Deadline) -> YuanrongStore:
-        return YuanrongStore(cast(YuanrongOptions, self.options))
+        return YuanrongStore(self.options)
+
+
+def open_transport(context: TransportContext) -> Transport:
+    """Open the transport that the option `engine` names.
+
+    Raises
+    ------
+    BackendUnavailableError
+        ``engine: transfer`` without Ascend hardware.
+    """
+    options = context.options
+    assert isinstance(options, YuanrongOptions)
+    if options.engine == "store":
+        return YuanrongTransport(context)
+    require_ascend()
+    shared: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Options)}
+    one_sided = OneSidedOptions(**shared, host=options.host)
+    if options.capacity_bytes is not None:
+        one_sided = dataclasses.replace(one_sided, capacity_bytes=options.capacity_bytes)
+    return AscendTransport(dataclasses.replace(context, options=one_sided))
