@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import wave
@@ -88,7 +90,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     [
         (["serve", "nowhere.yaml"], "nowhere.yaml"),
         (["demo", "--connector", "carrier_pigeon"], "no backend 'carrier_pigeon' is installed"),
-        (["demo", "--connector", "memory"], "memory does not cross processes"),
+        (["demo", "--connector", "memory"], "memory stays within one process"),
         (["services", "up", "carrier_pigeon"], "no backend 'carrier_pigeon' is installed"),
         (["demo", "--image", "nowhere.png"], "nowhere.png"),
     ],
@@ -98,6 +100,26 @@ def test_a_failure_is_a_line_on_stderr(arguments: list[str], message: str) -> No
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    pipeline = tmp_path / "pipeline.yaml"
+    pipeline.write_text((importlib.resources.files("omni_connector_serve.reference") / "pipeline.yaml").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", str(pipeline), "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}")
+
+
+def test_new_writes_a_package_and_touches_nothing_that_is_there(tmp_path: Path) -> None:
+    done = run("new", "pigeon_post", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "omni-connector-pigeon-post" / "pyproject.toml").exists()
+    assert "--connector pigeon_post" in done.stdout
+    again = run("new", "pigeon_post", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (1, "error: omni-connector-pigeon-post is not empty\n")
+    assert run("new", "Pigeon Post", cwd=tmp_path).stderr.startswith("error: a backend's name is small letters")
 
 
 def test_check_of_a_missing_file_is_a_fault() -> None:

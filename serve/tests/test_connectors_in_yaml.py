@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import importlib.resources
+import os
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from serving_process import served, total
+from serving_process import Server, eventually, served, total
 
 from omni_connector_core import plugin_manager
 from omni_connector_serve.reference.single import generate
@@ -45,13 +48,31 @@ def test_every_edge_over_another_connector(tmp_path: Path) -> None:
         outputs = server.generate("all at once", params={"max_tokens": 16}).json()["outputs"]
         samples = server.samples()
         server.at_rest()
+        again = after_a_rank_died_within_a_request(server)
     tokens, wav, _ = expected.as_outputs()
     assert (outputs["tokens"], base64.b64decode(outputs["audio"]["data"])) == (tokens, wav)
+    assert again["tokens"] == tokens
     assert len(set(carried.values())) > 1
     for edge, name in carried.items():
         for counter in ("omni_connector_put_bytes_total", "omni_connector_get_bytes_total"):
             assert total(samples, counter, edge=edge, backend=name) > 0
             assert total(samples, counter, edge=edge) == total(samples, counter, edge=edge, backend=name)
+
+
+def after_a_rank_died_within_a_request(server: Server) -> dict[str, Any]:
+    """Kill one of prefill's two ranks while decode waits for the KV cache of both, then ask once more."""
+    pid = server.stage("prefill")["pids"][1]
+    os.kill(pid, signal.SIGSTOP)
+    asked = server.start("all at once", params={"max_tokens": 16})
+    eventually(lambda: server.stage("decode")["request_id"])
+    os.kill(pid, signal.SIGKILL)
+    error = asked.result().json()["error"]
+    assert (error["stage"], error["cause"]) == ("prefill", f"its process {pid} (rank 1) was killed by SIGKILL")
+    server.healthy()
+    assert server.stage("decode")["restarts"] == 0
+    outputs: dict[str, Any] = server.generate("all at once", params={"max_tokens": 16}).json()["outputs"]
+    server.at_rest()
+    return outputs
 
 
 def test_the_documented_stages_and_file_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

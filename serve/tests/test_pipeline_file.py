@@ -91,7 +91,7 @@ def test_requests_and_responses_may_have_a_connector_of_their_own(tmp_path: Path
         ),
         ("- stage_id: a", "- {stage_id: request}\n  - stage_id: a", "FILE:4: stage_id 'request' stands for the client"),
         ("{from: a, to: b}", "{from: a, to: b}\n  - {from: b, to: a}", "the edges go in a circle: a->b, b->a"),
-        ("type: shared_memory", "type: memory", "memory does not cross processes, as edge a->b does"),
+        ("type: shared_memory", "type: memory", "FILE:2: memory stays within one process"),
         ("type: shared_memory", "type: shard_memory", "no backend 'shard_memory' is installed"),
         ("ttl_s: 60", "ttl: 60", "FILE:2: unknown option 'ttl'; did you mean 'ttl_s'?"),
         ("type: shared_memory", "type: shared_memory, role: sender", "'role' does not belong in a file"),

@@ -63,6 +63,17 @@ def test_sigterm_lets_running_requests_end_and_takes_no_new_ones(tmp_path: Path)
         assert not list(runtime_folder(tmp_path).iterdir())
 
 
+def test_more_requests_than_are_taken_are_told_to_come_again(tmp_path: Path) -> None:
+    with served(pipeline_of("a", "b", folder=tmp_path, serve={"max_requests": 2}), tmp_path) as server:
+        taken = [server.start(params={"a": {"enter": f"in{n}", "await": "go"}}) for n in range(2)]
+        eventually(lambda: server.metric("omni_serve_requests_running"), lambda running: running == 2)
+        busy = server.generate()
+        assert (busy.status_code, busy.json()["error"]["type"]) == (429, "BusyError")
+        server.open("go")
+        assert [answer.result().status_code for answer in taken] == [200, 200]
+        assert server.generate().status_code == 200
+
+
 def test_what_does_not_end_within_the_drain_is_ended(tmp_path: Path) -> None:
     with served(
         pipeline_of("a", folder=tmp_path, serve={"drain_s": 1, "connector": {"type": CONNECTOR}}), tmp_path

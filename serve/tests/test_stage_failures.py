@@ -146,7 +146,7 @@ def test_a_producer_that_dies_within_a_stream_is_to_blame_and_not_its_consumer(s
     assert server.stage("short")["restarts"] == restarts
 
 
-def test_nothing_is_left_of_twenty_failures(server: Server) -> None:
+def test_nothing_is_left_of_a_dozen_failures(server: Server) -> None:
     fds = Path(f"/proc/{server.process.pid}/fd")
     ways: list[dict[str, Any]] = [{"raise": "x"}, {"refuse": "x"}, {"exit": 1}, {"count": 3, "raise": "x"}]
 
@@ -158,7 +158,7 @@ def test_nothing_is_left_of_twenty_failures(server: Server) -> None:
         fail_once(way)
     server.at_rest()
     before = len(list(fds.iterdir())), len(server.workers())
-    for _ in range(5):
+    for _ in range(3):
         for way in ways:
             fail_once(way)
     server.at_rest()

@@ -79,6 +79,17 @@ def check(
     run(files)
 
 
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The backend's name, such as my_backend.")],
+    folder: Annotated[Path | None, typer.Option(help="Where to write it; by default omni-connector-NAME.")] = None,
+) -> None:
+    """Write a backend package that passes the first level of the contract suite, to fill in."""
+    from omni_connector_serve.cli.new import run
+
+    run(name, folder)
+
+
 @services.command()
 def up(
     name: Annotated[str, typer.Argument(help="The backend.")],

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
-import zmq
-
+from omni_connector_serve.runtime.crew import Crew
 from omni_connector_serve.runtime.errors import (
     RequestError,
     ServeError,
@@ -26,7 +20,6 @@ from omni_connector_serve.runtime.errors import (
 from omni_connector_serve.runtime.execution import Execution
 from omni_connector_serve.runtime.messages import (
     Abort,
-    Command,
     Done,
     Failed,
     Measure,
@@ -34,7 +27,6 @@ from omni_connector_serve.runtime.messages import (
     Output,
     Ready,
     Report,
-    Stop,
     Took,
     WorkerSpec,
 )
@@ -42,8 +34,11 @@ from omni_connector_serve.runtime.messages import (
 __all__ = ["StageGroup"]
 
 _log = logging.getLogger(__name__)
+_STOPPING = "the server is stopping"
 _STOP_S = 5.0
+_STUCK_S = 0.5
 _MEASURE_S = 1.0
+_SIBLING_S = 0.25
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -95,8 +90,7 @@ class StageGroup:
         self._start_timeout_s = start_timeout_s
         self._changed = changed
         self._return = give_back
-        self._processes: list[asyncio.subprocess.Process] = []
-        self._commands: list[zmq.Socket[bytes]] = []
+        self._crew = Crew([], 0)
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -119,7 +113,7 @@ class StageGroup:
             "replica": self.replica,
             "state": self.state,
             "error": self.error,
-            "pids": [process.pid for process in self._processes if process.returncode is None],
+            "pids": self._crew.pids,
             "restarts": self.restarts,
             "request_id": self.current.run.request_id if self.current else None,
         }
@@ -128,11 +122,11 @@ class StageGroup:
         """Give it to every rank; the group is busy until all have reported, whether or not somebody waits for it."""
         self.current = execution
         execution.timer = asyncio.get_running_loop().call_later(execution.run.timeout_s, self._overdue, execution)
-        self._tell(execution.run)
+        self._crew.tell(execution.run)
 
     def abort(self, request_id: str) -> None:
         """Have every rank give up a request and discard its payloads."""
-        self._tell(Abort(request_id=request_id))
+        self._crew.tell(Abort(request_id=request_id))
 
     async def measure(self) -> list[dict[str, Any]]:
         """Ask every rank for its connectors' counters; one that does not answer, as it starts or hangs, has none."""
@@ -141,7 +135,7 @@ class StageGroup:
         if all(answer.done() for answer in self._measured.values()):
             loop = asyncio.get_running_loop()
             self._measured = {worker.rank: loop.create_future() for worker in self.workers}
-            self._tell(Measure())
+            self._crew.tell(Measure())
         answers = list(self._measured.items())
         await asyncio.wait([answer for _, answer in answers], timeout=_MEASURE_S)
         process = {"stage": self.stage, "replica": str(self.replica)}
@@ -181,15 +175,22 @@ class StageGroup:
             execution.on_output(report)
         else:
             execution.done[report.origin.rank] = report
+            if isinstance(report, Failed) and report.kind == "stage":
+                # The death of another rank shows here as an exception, and sooner than as its exit.
+                patience = _SIBLING_S if len(self.workers) > 1 else 0.0
+                asyncio.get_running_loop().call_later(patience, self._raised, execution, report)
+                return
             if isinstance(report, Failed):
                 execution.fail(_error(self.stage, report))
-                if report.kind == "stage":
-                    self._break(report.cause)
-                    return
             if len(execution.done) == len(self.workers):
                 if not execution.outcome.done():
                     execution.outcome.set_result([done for done in execution.done.values() if isinstance(done, Done)])
                 self._release()
+
+    def _raised(self, execution: Execution, report: Failed) -> None:
+        execution.fail(_error(self.stage, report))
+        if execution is self.current:
+            self._break(report.cause)
 
     def _release(self) -> None:
         if self.current is not None and self.current.timer is not None:
@@ -215,14 +216,6 @@ class StageGroup:
             self.state, self.error = "restarting", cause
             self._broken.set_result(cause)
 
-    def _tell(self, command: Command) -> None:
-        message = msgspec.msgpack.encode(command)
-        for commands in self._commands:
-            with contextlib.suppress(
-                zmq.Again
-            ):  # thousands are waiting there: it is stuck, and its timeout will end it
-                commands.send(message, zmq.NOBLOCK)
-
     async def _supervise(self) -> None:
         pause = 0.0
         while not self._stopping.is_set():
@@ -230,18 +223,15 @@ class StageGroup:
             cause = await self._live()
             if self._stopping.is_set():
                 break
-            self.state, self.error = "restarting", cause
             _log.error("stage %r replica %d is restarted: %s", self.stage, self.replica, cause)
-            self._lose(cause)
             self.up = self._all_ready.is_set()
             self._started(f"stage {self.stage!r} cannot be started: {cause}")
             served = self.up and time.monotonic() - started > pause
             pause = 0.0 if served else min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-        self.state, self.error = "stopped", "the server is stopping"
+        self.state, self.error = "stopped", _STOPPING
         self._started(self.error)
-        self._lose(self.error)
 
     async def _live(self) -> str:
         """Run the processes once, from start to the end of all of them; return why they ended."""
@@ -250,73 +240,46 @@ class StageGroup:
         self._all_ready.clear()
         self._measured.clear()
         self._broken = asyncio.get_running_loop().create_future()
-        folder = Path(self.workers[0].directory) / str(self.starts)
-        folder.mkdir(parents=True, mode=0o700)
-        self._processes.clear()
         stopping = asyncio.create_task(self._stopping.wait())
-        exits: list[asyncio.Task[int]] = []
+        self._crew = Crew(self.workers, self.starts)
+        patience_s = _STOP_S
         try:
-            for worker in self.workers:
-                address = f"ipc://{folder}/c{worker.rank}"
-                spec = msgspec.structs.replace(worker, generation=self.starts, directory=str(folder), commands=address)
-                commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-                commands.linger = 0
-                commands.connect(address)
-                self._commands.append(commands)
-                process = await _launch(spec)
-                self._processes.append(process)
-                exits.append(asyncio.create_task(process.wait()))
-            ready = asyncio.create_task(self._all_ready.wait())
-            ends: list[asyncio.Future[Any]] = [stopping, self._broken, *exits]
-            done, _ = await asyncio.wait(
-                [ready, *ends], timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            ready.cancel()
-            if not done:
-                return f"not set up after its start_timeout_s of {self._start_timeout_s:g} s"
-            if self._all_ready.is_set():
-                self.up = True
-                self._started("")
-                self.state, self.error = "ready", ""
-                self._changed()
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                return "the server is stopping"
-            if self._broken.done():
-                return self._broken.result()
-            return self._obituary(exits)
+            cause = await self._watch(self._crew, stopping)
+            if self.current is not None:
+                patience_s = _STUCK_S  # a process that is amid a request does not heed `Stop`
+            self.state, self.error = "restarting", cause
+            self._lose(cause)
+            return cause
         finally:
-            if self.state == "ready":
-                self.state, self.error = "restarting", "its processes are ending"
             stopping.cancel()
-            await self._end(exits, folder)
+            await self._crew.end(patience_s)
+
+    async def _watch(self, crew: Crew, stopping: asyncio.Task[Any]) -> str:
+        """Start the processes and return why they must end."""
+        try:
+            await crew.launch()
+        except OSError as error:
+            return f"its processes cannot be started: {error}"
+        ready = asyncio.create_task(self._all_ready.wait())
+        ends: list[asyncio.Future[Any]] = [stopping, self._broken, *crew.exits]
+        waiting = asyncio.wait([ready, *ends], timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await waiting
+        ready.cancel()
+        if not done:
+            return f"not set up after its start_timeout_s of {self._start_timeout_s:g} s"
+        if self._all_ready.is_set():
+            self.up = True
+            self._started("")
+            self.state, self.error = "ready", ""
+            self._changed()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return _STOPPING
+        return self._broken.result() if self._broken.done() else crew.obituary()
 
     def _started(self, reason: str) -> None:
         if not self.first_start.done():
             self.first_start.set_result(reason)
-
-    def _obituary(self, exits: list[asyncio.Task[int]]) -> str:
-        rank = next(rank for rank, task in enumerate(exits) if task.done())
-        code = exits[rank].result()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"its process {self._processes[rank].pid} (rank {rank}) {how}"
-
-    async def _end(self, exits: list[asyncio.Task[int]], folder: Path) -> None:
-        self._tell(Stop())
-        if exits:
-            # Only idle processes heed Stop; those that are stuck or mid-request must not keep the others waiting.
-            patience = _STOP_S if self.current is None else 0.5
-            _, alive = await asyncio.wait(exits, timeout=patience)
-            for process in self._processes:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-            if alive:
-                await asyncio.wait(alive)
-        for commands in self._commands:
-            commands.close()
-        self._commands.clear()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _error(stage: str, report: Failed) -> ServeError:
@@ -327,18 +290,3 @@ def _error(stage: str, report: Failed) -> ServeError:
             return TransferFailedError(stage, report.cause, neighbour=report.neighbour, lost=report.lost)
         case _:
             return StageFailedError(stage, report.cause)
-
-
-async def _launch(spec: WorkerSpec) -> asyncio.subprocess.Process:
-    # A session of its own: Ctrl-C in a terminal reaches the server alone, which then drains. The worker ends when its
-    # stdin does, so none outlives a server that is killed.
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "omni_connector_serve.runtime.worker",
-        stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(spec) + b"\n")
-    return process

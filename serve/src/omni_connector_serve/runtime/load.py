@@ -155,13 +155,18 @@ class _Reader:
             self._fault(at, f"the edges go in a circle: {', '.join(edge.name for edge in left)}")
 
     def _refuse_incapable(self, edges: tuple[EdgeSpec, ...]) -> None:
-        at = self._config.stages[0].position
-        for edge in edges:
-            capabilities = plugin_manager.spec(edge.backend).capabilities
+        positions = {tuple(edge.edge): edge.connector.position for edge in self._config.edges}
+        for backend in dict.fromkeys(edge.backend for edge in edges):
+            carried = [edge for edge in edges if edge.backend == backend]
+            at = positions.get((carried[0].producer, carried[0].consumer), self._config.stages[0].position)
+            capabilities = plugin_manager.spec(backend).capabilities
             if not capabilities.cross_process:
-                self._fault(at, f"{edge.backend} does not cross processes, as edge {edge.name} does")
-            if edge.readers > 1 and not capabilities.fan_out:
-                self._fault(at, f"{edge.backend} has one reader a payload, edge {edge.name} has {edge.readers}")
+                self._fault(at, f"{backend} stays within one process, and stages are processes of their own")
+            wide = [edge.name for edge in carried if edge.readers > 1]
+            if wide and not capabilities.fan_out:
+                self._fault(
+                    at, f"{backend} has one reader a payload; {', '.join(wide)} has as many as its consumer has ranks"
+                )
 
     def _fault(self, position: Position, message: str) -> None:
         self.faults.append(ConfigError(f"{position}: {message}"))

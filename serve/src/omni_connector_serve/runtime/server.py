@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 
+from omni_connector_core import ConfigError
 from omni_connector_serve.runtime.errors import UnavailableError
 from omni_connector_serve.runtime.http import build_app
 from omni_connector_serve.runtime.orchestrator import Orchestrator
@@ -34,7 +35,10 @@ class _Server(uvicorn.Server):
 async def serving(pipeline: Pipeline) -> AsyncIterator[tuple[Orchestrator, str, _Server]]:
     """Start the stages and listen; yields orchestrator, URL and HTTP server, whose end is awaited on the way out."""
     settings = pipeline.settings
-    listener = socket.create_server((settings.host, settings.port), family=_family(settings.host), backlog=1024)
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=_family(settings.host), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
     host, port = listener.getsockname()[:2]
     async with Orchestrator(pipeline) as orchestrator:
         config = uvicorn.Config(
