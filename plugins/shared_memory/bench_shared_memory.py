@@ -20,6 +20,7 @@ CHUNKS = 10_000
 
 
 def consume(namespace: str, pipe: Connection) -> None:
+    """Do what comes through the pipe, in the other process."""
     with create_connector("shared_memory", role=Role.CONSUMER, namespace=namespace) as conn:
         while (order := pipe.recv()) is not None:
             kind, name, count = order
@@ -38,6 +39,7 @@ def consume(namespace: str, pipe: Connection) -> None:
 
 
 def main() -> None:
+    """Measure and print."""
     namespace = f"bench-{time.time_ns()}"
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import TransferTimeoutError
+from omni_connector_core.errors import OmniConnectorError, TransferTimeoutError
 from omni_connector_core.handles import NOT_READY
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Metadata
@@ -135,8 +135,11 @@ class AsyncStreamReader:
     async def __anext__(self) -> Any:
         if self._reader.ended:
             raise StopAsyncIteration
-        with self._reader.finishing():
+        try:
             message = await self._connector.get(self._reader.expect(), **self._options)
+        except OmniConnectorError as error:
+            self._reader.failed(error)
+            raise
         try:
             return self._reader.accept(message)
         except StopIteration:

@@ -1,6 +1,6 @@
 """Chunk streams: what one request makes bit by bit, in order, exactly once, with bounded memory.
 
-Chunk number n of a stream is an ordinary payload under ``Key(request_id, n, shard)``: a tuple of a mark and the chunk. The end of
+Chunk number n of a stream is an ordinary payload under ``Key(request_id, n, shard)``: a list of a mark and the chunk. The end of
 the stream is the mark ``LAST`` on the last chunk, or a message of its own, ``END``, when the writer did not know which would be the
 last; either way data and end are never torn apart, and an empty stream is one ``END``.
 
@@ -11,7 +11,6 @@ announces its interest half a window ahead, so that neither adds a message per c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader", "StreamWriter"]
 
-MORE, LAST, END = 0, 1, 2
+MARKS = MORE, LAST, END = range(3)
 
 
 class StreamWriter:
@@ -54,7 +53,7 @@ class StreamWriter:
         ttl: float | None = None,
     ) -> None:
         self._connector = connector
-        self._first = Key(request_id, 0, shard)
+        self._request_id, self._shard = request_id, shard
         self._half = max(window // 2, 1)
         self._window = max(window, self._half)
         self._credits = self._window
@@ -91,14 +90,14 @@ class StreamWriter:
         ClosedError
             The stream has ended.
         """
-        self._put((LAST if last else MORE, chunk), timeout)
+        self._put([LAST if last else MORE, chunk], timeout)
         self._next += 1
         self._ended = last
 
     def end(self, *, timeout: float | None = None) -> None:
         """End the stream after what was written; idempotent. Raises as `write` does."""
         if not self._ended:
-            self._put((END, None), timeout)
+            self._put([END, None], timeout)
             self._ended = True
 
     def fail(self, reason: str) -> None:
@@ -107,14 +106,15 @@ class StreamWriter:
             self._ended = True
             self._connector.fail(self._key(self._next), reason)
 
-    def _put(self, message: tuple[int, Any], timeout: float | None) -> None:
+    def _put(self, message: list[Any], timeout: float | None) -> None:
         if self._ended:
             raise ClosedError("the stream has ended", key=self._key(self._next), hint="Open a writer for a new request")
-        deadline = self._connector.deadline(self._timeout if timeout is None else timeout)
-        self.take_credit(deadline)
-        self._connector.put(
-            self._key(self._next), message, timeout=deadline.remaining_s(), readers=self._readers, ttl=self._ttl
-        )
+        timeout = self._timeout if timeout is None else timeout
+        if not self._credits:
+            deadline = self._connector.deadline(timeout)
+            self.take_credit(deadline)
+            timeout = deadline.remaining_s()
+        self._connector.put(self._key(self._next), message, timeout=timeout, readers=self._readers, ttl=self._ttl)
         self._credits -= 1
 
     def take_credit(self, deadline: Deadline) -> None:
@@ -139,7 +139,7 @@ class StreamWriter:
             self._credits += self._half
 
     def _key(self, chunk: int) -> Key:
-        return self._first._replace(chunk=chunk)
+        return Key(self._request_id, chunk, self._shard)
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +174,7 @@ class StreamReader:
         producer: Producer | None = None,
     ) -> None:
         self._connector = connector
-        self._first = Key(request_id, 0, shard)
+        self._request_id, self._shard = request_id, shard
         self._half = max(window // 2, 1)
         self._timeout, self._copy, self._producer = timeout, copy, producer
         self._where = Where(producer=producer)
@@ -198,24 +198,21 @@ class StreamReader:
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        with self.finishing():
+        try:
             message = self._connector.get(
                 self.expect(), timeout=self._timeout, copy=self._copy, producer=self._producer
             )
+        except OmniConnectorError as error:
+            self.failed(error)
+            raise
         return self.accept(message)
 
-    @contextmanager
-    def finishing(self) -> Iterator[None]:
-        """End the reader when a get in the block fails; after a timeout the chunk may still come, so iterate on."""
-        try:
-            yield
-        except TransferTimeoutError:
-            raise
-        except OmniConnectorError as error:
+    def failed(self, error: OmniConnectorError) -> None:
+        """End the reader because a get failed; after a timeout the chunk may still come, so iterate on."""
+        if not isinstance(error, TransferTimeoutError):
             self._finish()
-            if isinstance(error, ProducerFailedError):
-                error.hint = f"{self._next} chunks came before"
-            raise
+        if isinstance(error, ProducerFailedError):
+            error.hint = f"{self._next} chunks came before"
 
     def expect(self) -> Key:
         """Announce the interest in the next chunks, when due; returns the key of the next."""
@@ -235,7 +232,7 @@ class StreamReader:
         DecodeError
             It is not a chunk of a stream.
         """
-        if not (type(message) is tuple and len(message) == 2 and message[0] in (MORE, LAST, END)):
+        if not (type(message) is list and len(message) == 2 and message[0] in MARKS):
             self._finish()
             raise DecodeError(
                 "the payload is not a chunk of a stream",
@@ -258,7 +255,7 @@ class StreamReader:
         if not self._ended:
             self._finish()
             if not self._connector.closed:
-                self._connector.cleanup(self._first.request_id)
+                self._connector.cleanup(self._request_id)
 
     def _finish(self) -> None:
         self._ended = True
@@ -267,7 +264,7 @@ class StreamReader:
                 self._connector.transport.forget(self._key(chunk), self._where)
 
     def _key(self, chunk: int) -> Key:
-        return self._first._replace(chunk=chunk)
+        return Key(self._request_id, chunk, self._shard)
 
     def __enter__(self) -> Self:
         return self

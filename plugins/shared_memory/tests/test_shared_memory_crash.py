@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omni_connector_core.errors import ForkedError, PeerLostError, TransferTimeoutError
 from shared_memory_edge import Edge, eventually, produce
 
 from omni_connector_core import Key, OmniConnector, Role, create_connector
+from omni_connector_core.errors import ForkedError, PeerLostError, TransferTimeoutError
 
 # children are forked from a server that has imported everything, so that hundreds of them may die
 nursery = multiprocessing.get_context("forkserver")

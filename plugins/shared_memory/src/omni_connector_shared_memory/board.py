@@ -13,7 +13,6 @@ import mmap
 import os
 
 from omni_connector_core.errors import CapacityError
-
 from omni_connector_shared_memory.pool import anonymous_file, map_shared
 
 __all__ = ["BOARD_NBYTES", "RELEASED", "TAKEN", "WANTED", "Board"]
@@ -80,6 +79,7 @@ class Board:
     def close(self) -> None:
         """Close the file; the consumer keeps its mapping."""
         os.close(self.fd)
+        self._bytes.close()
 
     def _allocate(self) -> None:
         if self._allocated == BOARD_NBYTES:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from omni_connector_core.errors import CapacityError, OmniConnectorError
 from omni_connector_core.key import Key
 from omni_connector_core.ledger import Claim, Ledger
-
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import Board
 from omni_connector_shared_memory.channel import Channel
+from omni_connector_shared_memory.pool import Pool
 
 __all__ = ["Connection", "Slot"]
 
@@ -39,7 +39,7 @@ class Connection:
 
     def __init__(self, channel: Channel, ledger: Ledger[Slot]) -> None:
         self.channel = channel
-        self.board = Board()
+        self._board = Board()
         self._ledger = ledger
         self._lock = threading.Lock()
         self._waiting: dict[int, Key] = {}
@@ -68,7 +68,7 @@ class Connection:
         if not self._claims or not self._lock.acquire(blocking=False):
             return
         try:
-            numbers = [self._withdraw(ticket) for ticket in self.board.released()]
+            numbers = [self._withdraw(ticket) for ticket in self._board.released()]
         finally:
             self._lock.release()
         for number in numbers:
@@ -80,24 +80,42 @@ class Connection:
             self._gone = True
             waiting, claims = self._waiting, self._claims
             self._waiting, self._claims = {}, {}
-            seen = {number: self.board.seen(ticket) for ticket, number in claims.items()}
+            seen = {number: self._board.seen(ticket) for ticket, number in claims.items()}
         for lookup, key in waiting.items():
             self._ledger.cancel(key, (self, lookup))
         for number, was_seen in seen.items():
             self._ledger.release(number, unread=not was_seen)
         self.close()
 
+    def want(self, wanted: bool) -> None:
+        """Ask the consumer to tell of the next release, or no longer."""
+        with self._lock:
+            if not self._gone:
+                self._board.want(wanted)
+
+    def welcome(self, pool: Pool) -> None:
+        """Give the consumer what it needs.
+
+        Raises
+        ------
+        ChannelEnd
+            It is gone.
+        """
+        welcome = protocol.Welcome(protocol.VERSION, pool.capacity_nbytes)
+        self.channel.send_files(welcome, (pool.fd, self._board.fd))
+
     def close(self) -> None:
-        """Close the socket and the board's file."""
+        """Close the socket and the board."""
         with self._lock:
             self._gone = True
-        self.channel.close()
-        self.board.close()
+            self._claims = {}
+            self.channel.close()
+            self._board.close()
 
     def abandon(self) -> None:
         """Close the files in a forked child, taking no lock."""
         self.channel.abandon()
-        self.board.close()
+        self._board.close()
 
     def _answer(self, message: protocol.ToProducer) -> None:
         match message:
@@ -154,7 +172,7 @@ class Connection:
         with self._lock:
             if not self._gone:
                 try:
-                    ticket = self.board.issue()
+                    ticket = self._board.issue()
                 except CapacityError as error:
                     self.channel.send(protocol.Ended(lookup, error.code, error.message))
                 else:
@@ -178,9 +196,9 @@ class Connection:
     def _leave(self) -> None:
         self._cancel(list(self._waiting))
         with self._lock:
-            unseen = [ticket for ticket in self._claims if not self.board.seen(ticket)]
+            unseen = [ticket for ticket in self._claims if not self._board.seen(ticket)]
         self._give_back(unseen)
 
     def _withdraw(self, ticket: int) -> int:
-        self.board.withdraw(ticket)
+        self._board.withdraw(ticket)
         return self._claims.pop(ticket)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     OmniConnectorError,
@@ -24,7 +25,6 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
-
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import ChannelEnd
 from omni_connector_shared_memory.interest import SILENCE_S, Claimed, Interest, Target
@@ -180,6 +180,8 @@ class ConsumerEnd:
     def close(self) -> None:
         """Leave all producers; who waits gets `ClosedError`."""
         self._wait.stop()
+        self._interests.clear()
+        self._lookups.clear()
         self._neighbours.close()
         self._wait.close()
 

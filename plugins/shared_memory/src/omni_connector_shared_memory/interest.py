@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from omni_connector_core.errors import AmbiguousKeyError, OmniConnectorError, PeerLostError
 from omni_connector_core.key import Key, Producer
-
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.link import Link
 from omni_connector_shared_memory.meeting import Address

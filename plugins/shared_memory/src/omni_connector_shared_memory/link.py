@@ -18,7 +18,6 @@ from omni_connector_core.errors import (
     OmniConnectorError,
 )
 from omni_connector_core.transport import Memory
-
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import RELEASED, TAKEN, WANTED, open_board
 from omni_connector_shared_memory.channel import Channel, ChannelEnd

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from omni_connector_core.errors import OmniConnectorError, PeerLostError
 from omni_connector_core.key import Producer
-
 from omni_connector_shared_memory.interest import Target
 from omni_connector_shared_memory.link import Link
 from omni_connector_shared_memory.meeting import Address, Meeting

@@ -7,6 +7,7 @@ ENOSPC here and never SIGBUS there. Seals keep every holder of the file from cut
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -14,8 +15,7 @@ import os
 import threading
 from pathlib import Path
 
-from omni_connector_core.errors import BackendUnavailableError
-
+from omni_connector_core.errors import BackendUnavailableError, ClosedError
 from omni_connector_shared_memory.allocator import FreeSpace
 
 __all__ = ["Pool", "anonymous_file", "map_shared"]
@@ -95,13 +95,14 @@ class Pool:
         self._closed = False
         self.fd = anonymous_file("omni-connector-pool", self.capacity_nbytes, directory)
         try:
-            self._view = memoryview(map_shared(self.fd, self.capacity_nbytes))
+            self._mapping = map_shared(self.fd, self.capacity_nbytes)
         except OSError as error:
             os.close(self.fd)
             raise BackendUnavailableError(
                 f"{self.capacity_nbytes:,} bytes of address space cannot be had: {error.strerror}",
                 hint="Lower capacity_bytes, or raise the limit on address space",
             ) from error
+        self._view = memoryview(self._mapping)
 
     @property
     def taken_nbytes(self) -> int:
@@ -122,14 +123,25 @@ class Pool:
             self._space.give(start)
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Return the writable memory of a block."""
-        return self._view[start : start + nbytes]
+        """Return the writable memory of a block.
+
+        Raises
+        ------
+        ClosedError
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the connector is closed")
+            return self._view[start : start + nbytes]
 
     def close(self) -> None:
         """Close the file; the memory goes when the last mapping of it goes, here or elsewhere."""
         with self._lock:
             self._closed = True
             os.close(self.fd)
+            self._view.release()
+            with contextlib.suppress(BufferError):  # a put is under way: its view keeps the mapping
+                self._mapping.close()
 
     def abandon(self) -> None:
         """Close the file in a forked child, taking no lock."""

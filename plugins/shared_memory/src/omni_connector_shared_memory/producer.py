@@ -16,7 +16,6 @@ from omni_connector_core.errors import CapacityError, ClosedError, PayloadTooLar
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.ledger import Ledger
-
 from omni_connector_shared_memory.connection import Slot
 from omni_connector_shared_memory.meeting import Address, Meeting, Place
 from omni_connector_shared_memory.options import SharedMemoryOptions

@@ -11,8 +11,8 @@ import threading
 import time
 
 import msgspec
-from omni_connector_core.ledger import Ledger
 
+from omni_connector_core.ledger import Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.connection import Connection, Slot
@@ -70,7 +70,7 @@ class Server:
         """Ask all consumers, also those to come, to tell of the next release; or no longer."""
         self._wanting = wanted
         for connection in self.connections:
-            connection.board.want(wanted)
+            connection.want(wanted)
 
     def close(self) -> None:
         """Say goodbye to all consumers and end the thread."""
@@ -136,21 +136,19 @@ class Server:
             logger.warning("a consumer could not be admitted: %s", error)
             return
         channel = Channel(sock, self._epoll)
+        if (uid := channel.peer_uid()) != os.getuid():
+            channel.send(protocol.Refused(f"the producer runs as user {os.getuid()}, this process as user {uid}"))
+            channel.close()
+            return
+        connection = Connection(channel, self._ledger)
         try:
-            if (uid := channel.peer_uid()) != os.getuid():
-                channel.send(protocol.Refused(f"the producer runs as user {os.getuid()}, this process as user {uid}"))
-                channel.close()
-                return
-            connection = Connection(channel, self._ledger)
-            connection.board.want(self._wanting)
-            welcome = protocol.Welcome(protocol.VERSION, self._pool.capacity_nbytes)
-            channel.send_files(welcome, (self._pool.fd, connection.board.fd))
+            connection.welcome(self._pool)
         except ChannelEnd:
             connection.close()
             return
         self._by_fd[channel.fd] = connection
         self.connections = tuple(self._by_fd.values())
-        connection.board.want(self._wanting)
+        connection.want(self._wanting)
 
     def _drop(self, fd: int) -> None:
         connection = self._by_fd.pop(fd)

@@ -18,7 +18,6 @@ from omni_connector_core.frame import Frame, scatter
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
 from omni_connector_core.transport import Memory, Role, Transport, TransportContext
-
 from omni_connector_shared_memory.consumer import ConsumerEnd
 from omni_connector_shared_memory.interest import Target
 from omni_connector_shared_memory.meeting import Meeting
