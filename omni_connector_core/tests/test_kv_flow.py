@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from omni_connector_core import Edge, create_connector
 from omni_connector_core.errors import (
     CapacityError,
     ConfigError,
@@ -18,9 +20,8 @@ from omni_connector_core.errors import (
     RequestAbandonedError,
 )
 from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
+from omni_connector_core.kv.cache import Placement
 from omni_connector_core.kv.spec import Span
-
-from omni_connector_core import Edge, create_connector
 
 LAYERS, HEADS, SIZE, TOKENS = 3, 4, 8, 21
 DTYPES = {
@@ -233,6 +234,25 @@ def test_several_readers_share_what_is_sent_once(group: Any) -> None:
     for _ in range(2):
         made._receive(receiver, own, caches, own_ids, "r")
     assert made.pending() == made.held() == 0
+
+
+def test_a_layer_is_copied_once_on_each_side_and_put_once(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: dict[str, list[int]] = {"gather": [], "scatter": []}
+    for name, nbytes in copied.items():
+        method = getattr(Placement, name)
+
+        def counting(self: Any, planes: Any, tile: Any, method: Any = method, nbytes: list[int] = nbytes) -> None:
+            nbytes.append(tile.nbytes)
+            method(self, planes, tile)
+
+        monkeypatch.setattr(Placement, name, counting)
+    made = group(spec(), spec(tp_size=2), "scattered")
+    made.transfer()
+    whole = 2 * TOKENS * HEADS * SIZE * 4
+    assert copied["gather"] == copied["scatter"] == [whole // 2] * 2 * LAYERS
+    sender, _ = made.senders[0]
+    assert sender.connector.stats()["puts"] == 2 * LAYERS + 1
+    assert sender.connector.stats()["put_bytes"] < LAYERS * whole * 1.1
 
 
 def test_layers_arrive_before_the_last_is_sent(group: Any) -> None:

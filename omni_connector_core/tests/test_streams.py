@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from omni_connector_core import Key, OmniConnector, create_connector
 from omni_connector_core.errors import (
     ClosedError,
     DecodeError,
+    PeerLostError,
     ProducerFailedError,
     RequestAbandonedError,
     TransferTimeoutError,
 )
-
-from omni_connector_core import Key, OmniConnector, create_connector
 
 
 @pytest.fixture
@@ -166,6 +169,59 @@ def test_any_windows_deliver_exactly_once_in_order(
         assert list(conn.reader(request_id, window=reader_window)) == chunks
         produced.result(10)
         assert conn.stats()["pending"] == 0
+
+
+def test_a_chunk_costs_one_put_one_get_and_an_eighth_of_a_message(
+    conn: OmniConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    transport = conn.transport
+    for name in ("put", "get", "poll", "expect", "consumed", "exists", "forget"):
+        method = getattr(transport, name)
+
+        def counting(*args: Any, name: str = name, method: Any = method, **options: Any) -> Any:
+            calls[name] += 1
+            return method(*args, **options)
+
+        monkeypatch.setattr(transport, name, counting)
+    reader = conn.reader("r", window=16)
+    with conn.writer("r", window=16) as writer:
+        for n in range(64):
+            writer.write(n)
+            assert next(reader) == n
+        sent = dict(calls)
+    assert sent.pop("put") == sent.pop("get") == 64
+    assert sent.pop("expect") <= 64 // 8 + 1
+    assert sent.pop("consumed") <= 64 // 8
+    assert not sent
+    assert list(reader) == []
+    assert calls["put"] == calls["get"] == 65
+
+
+def test_a_chunk_of_another_writer_is_never_taken_for_the_next(conn: OmniConnector) -> None:
+    reader = conn.reader("r")
+    conn.writer("r").write("one's first")
+    assert next(reader) == "one's first"
+    other = conn.writer("r")
+    other.write("another's first")
+    other.write("another's second")
+    with pytest.raises(PeerLostError, match="chunk 1 is of another writer"):
+        next(reader)
+    assert list(reader) == []
+
+
+def test_a_writer_that_waited_for_its_reader_is_counted(conn: OmniConnector) -> None:
+    writer = conn.writer("r", window=2)
+    reader = conn.reader("r")
+    for _ in range(2):
+        writer.write(0)
+    with pytest.raises(TransferTimeoutError):
+        writer.write(0, timeout=0.01)
+    assert conn.stats()["failures"] == {"write:TransferTimeoutError": 1}
+    assert [next(reader), next(reader)] == [0, 0]
+    writer.write(0, last=True)
+    assert conn.stats()["credit_time"]["count"] == 1
+    assert conn.stats()["credit_time"]["sum_s"] >= 0.01
 
 
 def test_coroutines_stream_without_blocking_the_loop(conn: OmniConnector) -> None:

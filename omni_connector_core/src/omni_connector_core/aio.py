@@ -101,12 +101,9 @@ class AsyncStreamWriter:
     async def _credit(self) -> None:
         deadline = self._connector.deadline(self._timeout)
         pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return self._writer.take_credit(Deadline(0))
-            except TransferTimeoutError:
-                if deadline.expired():
-                    raise
+        while not self._writer.has_credit(Deadline(0)):
+            if deadline.expired():
+                self._writer.take_credit(deadline)
             await asyncio.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 

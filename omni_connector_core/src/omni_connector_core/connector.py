@@ -81,6 +81,11 @@ class OmniConnector:
         return self._transport
 
     @property
+    def metrics(self) -> Metrics:
+        """The counters, for flows that are built on this."""
+        return self._metrics
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._transport.closed

@@ -67,6 +67,7 @@ class Metrics:
         self._puts, self._gets = 0, 0
         self._put_nbytes, self._get_nbytes = 0, 0
         self._put_time, self._get_time, self._wait_time = Histogram(), Histogram(), Histogram()
+        self._credit_time = Histogram()
         self._failures: dict[tuple[str, str], int] = {}
         _alive.add(self)
 
@@ -85,6 +86,11 @@ class Metrics:
             self._wait_time.add(wait_s)
             self._get_time.add(decode_s)
 
+    def credit(self, seconds: float) -> None:
+        """Count a stream's writer that had to wait for its reader."""
+        with self._lock:
+            self._credit_time.add(seconds)
+
     def failed(self, operation: str, code: str) -> None:
         """Count a failure of an operation by the error's code."""
         with self._lock:
@@ -94,7 +100,8 @@ class Metrics:
         """Return everything as plain data.
 
         ``put_time`` is the whole put; ``wait_time`` is a get's time until the frame is in this process, waiting for the
-        producer included; ``get_time`` is the rest of the get.
+        producer included; ``get_time`` is the rest of the get; ``credit_time`` is how long writers of streams waited for
+        their readers.
         """
         usage = self._usage()
         with self._lock:
@@ -107,6 +114,7 @@ class Metrics:
                 "put_time": self._put_time.as_dict(),
                 "wait_time": self._wait_time.as_dict(),
                 "get_time": self._get_time.as_dict(),
+                "credit_time": self._credit_time.as_dict(),
                 "failures": {f"{operation}:{code}": n for (operation, code), n in self._failures.items()},
                 "pending": usage.pending,
                 "oldest_age_s": usage.oldest_age_s,
@@ -159,7 +167,7 @@ def prometheus_families(every: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         for stats in every:
             gauge.add_metric(labels(stats), stats[field])
         yield gauge
-    for field in ("put_time", "wait_time", "get_time"):
+    for field in ("put_time", "wait_time", "get_time", "credit_time"):
         times = HistogramMetricFamily(f"omni_connector_{field}_s", "Seconds per operation", labels=names)
         for stats in every:
             total, buckets = 0, []

@@ -2,14 +2,21 @@
 
 Chunk number n of a stream is an ordinary payload under ``Key(request_id, n, shard)``: a list of a mark and the chunk. The end of
 the stream is the mark ``LAST`` on the last chunk, or a message of its own, ``END``, when the writer did not know which would be the
-last; either way data and end are never torn apart, and an empty stream is one ``END``.
+last; either way data and end are never torn apart, and an empty stream is one ``END``. The mark also names the writer, so that
+a reader never takes a chunk of another one (a second replica, the same one restarted) for the next of its stream.
 
-Back-pressure is by credits: at most `window` chunks are unread. The writer asks for credit once per half window, and the reader
-announces its interest half a window ahead, so that neither adds a message per chunk.
+Back-pressure is by credits: a writer waits when a whole window of its chunks is untaken. It asks for credit once per half window,
+and the reader announces its interest half a window at a time, so that neither adds a message per chunk. What was announced
+counts as taken; so the producer holds at most the writer's window and three quarters of the reader's.
+
+Per chunk: one put and one get, with their copies (shared memory: one), and a quarter of an announcement at the window of 8
+and less above; nothing else (held by a test).
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,8 +26,10 @@ from omni_connector_core.errors import (
     ClosedError,
     DecodeError,
     OmniConnectorError,
+    PeerLostError,
     ProducerFailedError,
     TransferTimeoutError,
+    locate,
 )
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Where
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamReader", "StreamWriter"]
 
 MARKS = MORE, LAST, END = range(3)
+WRITER_BITS = 60
 
 
 class StreamWriter:
@@ -57,7 +67,9 @@ class StreamWriter:
         self._half = max(window // 2, 1)
         self._window = max(window, self._half)
         self._credits = self._window
+        self._short_since_s = 0.0
         self._readers, self._timeout, self._ttl = readers, timeout, ttl
+        self._marks = secrets.randbits(WRITER_BITS) * len(MARKS)
         self._next = 0
         self._ended = False
 
@@ -90,14 +102,14 @@ class StreamWriter:
         ClosedError
             The stream has ended.
         """
-        self._put([LAST if last else MORE, chunk], timeout)
+        self._put(LAST if last else MORE, chunk, timeout)
         self._next += 1
         self._ended = last
 
     def end(self, *, timeout: float | None = None) -> None:
         """End the stream after what was written; idempotent. Raises as `write` does."""
         if not self._ended:
-            self._put([END, None], timeout)
+            self._put(END, None, timeout)
             self._ended = True
 
     def fail(self, reason: str) -> None:
@@ -106,7 +118,7 @@ class StreamWriter:
             self._ended = True
             self._connector.fail(self._key(self._next), reason)
 
-    def _put(self, message: list[Any], timeout: float | None) -> None:
+    def _put(self, mark: int, chunk: Any, timeout: float | None) -> None:
         if self._ended:
             raise ClosedError("the stream has ended", key=self._key(self._next), hint="Open a writer for a new request")
         timeout = self._timeout if timeout is None else timeout
@@ -114,6 +126,7 @@ class StreamWriter:
             deadline = self._connector.deadline(timeout)
             self.take_credit(deadline)
             timeout = deadline.remaining_s()
+        message = [self._marks + mark, chunk]
         self._connector.put(self._key(self._next), message, timeout=timeout, readers=self._readers, ttl=self._ttl)
         self._credits -= 1
 
@@ -125,18 +138,31 @@ class StreamWriter:
         TransferTimeoutError
             The reader has not taken half a window of chunks by the deadline.
         """
-        if self._credits == 0:
-            # readers take chunks in order, so the youngest of the oldest half window speaks for all of them
-            oldest = self._next - self._window
-            if not self._connector.transport.consumed(self._key(oldest + self._half - 1), deadline=deadline):
-                raise TransferTimeoutError(
-                    f"the reader has {self._window} unread chunks and took none in {deadline.timeout_s:g} s",
-                    key=self._key(self._next),
-                    edge=self._connector.edge,
-                    backend=self._connector.backend,
-                    hint="The consumer is slow or gone; raise stream_window to let the producer run further ahead",
-                )
-            self._credits += self._half
+        if not self.has_credit(deadline):
+            error = TransferTimeoutError(
+                f"the reader has {self._window} unread chunks and took none in {deadline.timeout_s:g} s",
+                key=self._key(self._next),
+                edge=self._connector.edge,
+                backend=self._connector.backend,
+                hint="The consumer is slow or gone; raise stream_window to let the producer run further ahead",
+            )
+            self._connector.metrics.failed("write", error.code)
+            raise error
+
+    def has_credit(self, deadline: Deadline) -> bool:
+        """Wait until one more chunk may be written; False at the deadline."""
+        if self._credits:
+            return True
+        if not self._short_since_s:
+            self._short_since_s = time.monotonic()
+        # readers take chunks in order, so the youngest of the oldest half window speaks for all of them
+        youngest = self._key(self._next - self._window + self._half - 1)
+        if not self._connector.transport.consumed(youngest, deadline=deadline):
+            return False
+        self._connector.metrics.credit(time.monotonic() - self._short_since_s)
+        self._short_since_s = 0.0
+        self._credits = self._half
+        return True
 
     def _key(self, chunk: int) -> Key:
         return Key(self._request_id, chunk, self._shard)
@@ -178,6 +204,7 @@ class StreamReader:
         self._half = max(window // 2, 1)
         self._timeout, self._copy, self._producer = timeout, copy, producer
         self._where = Where(producer=producer)
+        self._writer: int | None = None
         self._next = 0
         self._expected = 0
         self._ended = False
@@ -231,17 +258,28 @@ class StreamReader:
             It is the end.
         DecodeError
             It is not a chunk of a stream.
+        PeerLostError
+            It is a chunk of another writer than the one before.
         """
-        if not (type(message) is list and len(message) == 2 and message[0] in MARKS):
+        if not (type(message) is list and len(message) == 2 and type(message[0]) is int):
             self._finish()
-            raise DecodeError(
-                "the payload is not a chunk of a stream",
-                key=self._key(self._next),
-                edge=self._connector.edge,
-                backend=self._connector.backend,
-                hint="Write it with connector.writer(request_id), or read it with connector.get(key)",
+            raise self._located(
+                DecodeError(
+                    "the payload is not a chunk of a stream",
+                    hint="Write it with connector.writer(request_id), or read it with connector.get(key)",
+                )
             )
-        mark, chunk = message
+        (writer, mark), chunk = divmod(message[0], len(MARKS)), message[1]
+        if self._writer is None:
+            self._writer = writer
+        elif writer != self._writer:
+            self._finish()
+            raise self._located(
+                PeerLostError(
+                    f"chunk {self._next} is of another writer than those before",
+                    hint="The writer was restarted, or two replicas write the request: read one, with producer=",
+                )
+            )
         if mark == END:
             self._finish()
             raise StopIteration
@@ -249,6 +287,11 @@ class StreamReader:
         if mark == LAST:
             self._finish()
         return chunk
+
+    def _located(self, error: OmniConnectorError) -> OmniConnectorError:
+        connector = self._connector
+        locate(error, key=self._key(self._next), edge=connector.edge, backend=connector.backend)
+        return error
 
     def close(self) -> None:
         """Abandon the stream unless it is over; idempotent."""

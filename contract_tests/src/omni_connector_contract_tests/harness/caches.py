@@ -170,6 +170,11 @@ def send_on(acting: Acting, request_id: str) -> None:
     acting.kept[f"send {request_id}"].send_layer()
 
 
+def fail_send(acting: Acting, request_id: str, reason: str) -> None:
+    """Fail what a kept send has not sent."""
+    acting.kept[f"send {request_id}"].fail(reason)
+
+
 def receive(
     acting: Acting,
     spec: KVSpec,

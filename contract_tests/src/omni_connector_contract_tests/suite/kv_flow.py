@@ -8,11 +8,12 @@ import pytest
 
 from omni_connector_contract_tests.harness import caches
 from omni_connector_contract_tests.harness.ends import End, Ends
-from omni_connector_contract_tests.harness.eventually import WITHIN_SECONDS_S, eventually
+from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, WITHIN_SECONDS_S, eventually
 from omni_connector_contract_tests.suite.base import ContractTests, requires, without
 from omni_connector_core import (
     CapacityError,
     IncompatibleKVError,
+    PayloadExpiredError,
     PeerLostError,
     ProducerFailedError,
     RequestAbandonedError,
@@ -145,6 +146,46 @@ class TestKVEndings(ContractTests):
         assert told["error"].reason == "the request was aborted"
         self._nothing_valid(ends, told, layers=2)
 
+    @pytest.mark.parametrize(("ending", "error"), [("fail", ProducerFailedError), ("cleanup", RequestAbandonedError)])
+    def test_a_consumer_that_waits_for_a_layer_is_told_within_a_second(
+        self, ends: Ends, ending: str, error: type[Exception]
+    ) -> None:
+        receiving = ends.consumer.start_act(caches.receive, kv(), kv(), "r", TOKENS, timeout=60.0)
+        ends.producer.act(caches.send, kv(), kv(), "r", TOKENS, layers=1)
+        eventually(lambda: ends.producer.usage().pending == 0)
+        if ending == "fail":
+            ends.producer.act(caches.fail_send, "r", "no")
+        else:
+            ends.producer.cleanup("r")
+        told = receiving.result(2 * WITHIN_A_SECOND_S)
+        assert isinstance(told["error"], error)
+        self._nothing_valid(ends, told, layers=1)
+
+    def test_a_request_that_failed_on_one_replica_may_be_sent_by_another(self, ends: Ends) -> None:
+        two = kv(tp_size=2)
+        ranks = [
+            [ends.open("producer", on=f"replica {r}", replica=r, rank=rank) for rank in range(2)] for r in range(2)
+        ]
+        ranks[0][0].act(caches.send, caches.of_rank(two, 0), kv(), "r", TOKENS, layers=1, fail="out of memory")
+        ranks[0][1].act(caches.send, caches.of_rank(two, 1), kv(), "r", TOKENS)
+        told = ends.consumer.act(caches.receive, kv(), two, "r", TOKENS, replica=0)
+        assert isinstance(told["error"], ProducerFailedError)
+        assert told["invalid"] == told["blocks"]
+        for end in ranks[0]:
+            eventually(lambda end=end: end.usage().pending == 0)  # type: ignore[misc]
+        for rank, end in enumerate(ranks[1]):
+            end.act(caches.send, caches.of_rank(two, rank), kv(), "r", TOKENS)
+        complete([ends.consumer.act(caches.receive, kv(), two, "r", TOKENS, replica=1)])
+
+    def test_an_unread_cache_expires_and_is_counted(self, ends: Ends) -> None:
+        sent = ends.producer.act(caches.send, kv(), kv(), "r", TOKENS, ttl=0.3)
+        eventually(lambda: ends.producer.usage().bytes_held == 0)
+        assert ends.producer.stats()["expired"] >= sent
+        told = ends.consumer.act(caches.receive, kv(), kv(), "r", TOKENS)
+        assert isinstance(told["error"], PayloadExpiredError)
+        assert told["untouched"]
+        assert ends.consumer.stats()["failures"] == {"get:PayloadExpiredError": 1}
+
     def test_a_consumer_that_leaves_stops_the_producer(self, ends: Ends) -> None:
         ends.producer.act(caches.send, kv(), kv(), "r", TOKENS, layers=2)
         told = ends.consumer.act(caches.receive, kv(), kv(), "r", TOKENS, layers=1)
@@ -181,6 +222,8 @@ class TestKVEndings(ContractTests):
         assert came["error"].field == field
         assert came["untouched"]
         self._nothing_valid(ends, came, layers=0)
+        with pytest.raises(RequestAbandonedError):
+            ends.producer.act(caches.send_on, "r")
 
     @pytest.mark.parametrize(
         "change", [{"dtype": "float32"}, {"num_kv_heads": 8}, {"num_layers": 4}, {"head_size": 32}]

@@ -12,7 +12,14 @@ from omni_connector_contract_tests.harness.ends import DEFAULT_TIMEOUT_S, End, E
 from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
 from omni_connector_contract_tests.suite.base import ContractTests, requires
-from omni_connector_core import AmbiguousKeyError, PeerLostError, Producer, RequestAbandonedError, TransferTimeoutError
+from omni_connector_core import (
+    AmbiguousKeyError,
+    PeerLostError,
+    Producer,
+    ProducerFailedError,
+    RequestAbandonedError,
+    TransferTimeoutError,
+)
 
 __all__ = ["TestReplicas", "TestStageFlow"]
 
@@ -120,6 +127,29 @@ class TestReplicas(ContractTests):
         for n in (1, 0):
             read = ends.consumer.act(flows.read_stream, "r", producer=Producer(n))
             assert read == [fingerprint(chunk) for chunk in chunks[n]]
+
+    def test_a_stream_is_never_continued_by_another_replica(self, ends: Ends) -> None:
+        replicas = [ends.open("producer", on=f"replica {n}", replica=n) for n in range(2)]
+        replicas[0].act(flows.write_stream, "r", [Bulk(1_000, seed=n) for n in range(3)], stop_after=2)
+        assert len(ends.consumer.act(flows.read_some, "r", 2)) == 2
+        replicas[0].cleanup("r")
+        replicas[0].close()
+        chunks = [Bulk(1_000, seed=10 + n) for n in range(4)]
+        replicas[1].act(flows.write_stream, "r", chunks)
+        read, error, _ = ends.consumer.act(flows.read_to_the_end, "r")
+        assert read == []
+        assert isinstance(error, PeerLostError | RequestAbandonedError)
+
+    def test_a_stream_retried_on_another_replica_is_read_from_its_start(self, ends: Ends) -> None:
+        replicas = [ends.open("producer", on=f"replica {n}", replica=n) for n in range(2)]
+        replicas[0].act(flows.write_stream, "r", [Bulk(1_000, seed=n) for n in range(3)], stop_after=2)
+        assert len(ends.consumer.act(flows.read_some, "r", 1, producer=Producer(0))) == 1
+        replicas[0].act(flows.fail_stream, "r", "out of memory")
+        assert isinstance(ends.consumer.act(flows.read_to_the_end, "r")[1], ProducerFailedError)
+        chunks = [Bulk(1_000, seed=10 + n) for n in range(4)]
+        replicas[1].act(flows.write_stream, "r", chunks)
+        read = ends.consumer.act(flows.read_stream, "r", producer=Producer(1))
+        assert read == [fingerprint(chunk) for chunk in chunks]
 
     def test_a_request_retried_on_another_replica_is_the_second_ones(self, ends: Ends) -> None:
         replicas = [ends.open("producer", on=f"replica {n}", replica=n) for n in range(2)]

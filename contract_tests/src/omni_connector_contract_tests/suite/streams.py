@@ -181,6 +181,19 @@ class TestStreamEndings(ContractTests):
         ends.producer.act(flows.write_stream, "whole", bulks(10), window=4)
         assert reading.result() == prints(bulks(10))
 
+    def test_the_counters_say_who_waited_for_whom(self, ends: Ends) -> None:
+        ends.producer.act(flows.write_stream, "r", bulks(3), stop_after=2, window=2)
+        with pytest.raises(TransferTimeoutError):
+            ends.producer.act(flows.write_on, "r", Bulk(10), timeout=0.1)
+        assert ends.producer.stats()["failures"] == {"write:TransferTimeoutError": 1}
+        ends.consumer.act(flows.read_some, "r", 2)
+        ends.producer.act(flows.write_on, "r", Bulk(10))
+        assert ends.producer.stats()["credit_time"]["count"] == 1
+        ends.consumer.act(flows.read_some, "r", 1)
+        with pytest.raises(TransferTimeoutError):
+            ends.consumer.act(flows.read_some, "other", 1, timeout=0.1)
+        assert ends.consumer.stats()["failures"] == {"get:TransferTimeoutError": 1}
+
     def test_an_unread_stream_expires(self, ends: Ends) -> None:
         ends.producer.act(flows.write_stream, "r", bulks(3), ttl=0.3)
         nothing_held(ends)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from omni_connector_core.connector import OmniConnector
-from omni_connector_core.errors import ConfigError, DecodeError, IncompatibleKVError
+from omni_connector_core.errors import (
+    ConfigError,
+    DecodeError,
+    IncompatibleKVError,
+    OmniConnectorError,
+    PayloadExpiredError,
+    PeerLostError,
+    ProducerFailedError,
+)
+from omni_connector_core.handles import NOT_READY
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.kv.cache import Placement, planes_of
 from omni_connector_core.kv.plan import Tile, head_key, plan, tile_key
@@ -84,7 +94,8 @@ class KVReceive:
     """One request's cache on its way in; made by `KVReceiver.open`.
 
     Iterate over it to get each layer's number as soon as that layer is complete, or call `all`. A context manager: leaving it
-    before the last layer abandons the request on this edge, and everything that was sent for it is freed on both sides.
+    before the last layer abandons the request on this edge, and everything that was sent for it is freed on both sides. When it
+    was the `replica` that ended the flow, what its ranks have sent is dropped, and another replica may send the request.
     """
 
     def __init__(
@@ -113,6 +124,7 @@ class KVReceive:
         self._next = receiver.layers.start
         self._expected = receiver.layers.start
         self._greeted = False
+        self._ended_there = False
 
     @property
     def layers_received(self) -> int:
@@ -159,11 +171,15 @@ class KVReceive:
         ProducerFailedError, PeerLostError, RequestAbandonedError, PayloadExpiredError, TransferTimeoutError
             The layer does not come; see `invalid_blocks`.
         """
-        self._greet()
         layer = self._next
-        self._expect()
-        for tile, placement in self._tiles:
-            self._receive(layer, tile, placement)
+        try:
+            self._greet()
+            self._expect()
+            for tile, placement in self._tiles:
+                self._receive(layer, tile, placement)
+        except (ProducerFailedError, PeerLostError, PayloadExpiredError):
+            self._ended_there = True
+            raise
         self._next += 1
         return layer
 
@@ -225,12 +241,29 @@ class KVReceive:
         return next(pp for pp, span in enumerate(self._receiver.producer.pp_ranges) if span.start <= layer < span.stop)
 
     def close(self) -> None:
-        """Abandon the request on this edge unless it is complete; idempotent."""
+        """Give the request up unless it is complete; idempotent."""
         connector = self._receiver.connector
-        if not self.complete and not connector.closed:
-            for key in self._keys(self._next, self._expected):
-                connector.transport.forget(key, Where())
+        if self.complete or connector.closed:
+            return
+        for key in self._keys(self._next, self._expected):
+            connector.transport.forget(key, Where())
+        if self._ended_there and self._replica is not None:
+            with suppress(OmniConnectorError):  # the error that ended the flow is the one to tell
+                self._drop()
+        else:
             connector.cleanup(self._request_id)
+
+    def _drop(self) -> None:
+        """Take what other ranks of a producer that ended the flow have sent, and throw it away."""
+        connector = self._receiver.connector
+        layers = range(self._next, self._receiver.layers.stop)
+        for tile, _ in self._tiles:
+            for pp, span in enumerate(self._receiver.producer.pp_ranges):
+                producer = self._producer(Rank(tile.source[0], pp, tile.source[1]))
+                keys = [tile_key(self._request_id, layer, tile) for layer in layers if layer in range(*span)]
+                for key, here in zip(keys, connector.exists(keys, producer=producer), strict=True):
+                    if here and connector.poll(key, producer=producer) is NOT_READY:
+                        connector.forget(key, producer=producer)
 
     def __enter__(self) -> Self:
         return self
