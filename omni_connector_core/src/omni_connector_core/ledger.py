@@ -55,7 +55,7 @@ class _Entry(Generic[ItemT]):
     dropped: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Claim(Generic[ItemT]):
     """One reader's right to one read of a payload, held until `Ledger.release`.
 
@@ -259,22 +259,27 @@ class Ledger(Generic[ItemT]):
 
     # ---- the consumers' side
 
-    def claim(self, key: Key, reader: Reader) -> Claim[ItemT] | OmniConnectorError | None:
-        """Take one read of a payload: a claim, the error that ended it, or None when it is not there yet."""
-        self.sweep_if_due()
-        with self._lock:
-            return self._answer(key, reader)
+    def claim(
+        self, key: Key, reader: Reader, later: Deliver[ItemT] | None = None
+    ) -> Claim[ItemT] | OmniConnectorError | None:
+        """Take one read of a payload: a claim, the error that ended it, or None when it is not there yet.
 
-    def wait(self, key: Key, reader: Reader, deliver: Deliver[ItemT]) -> None:
-        """Claim a payload now or as soon as it is put; `deliver` is called once, maybe before this returns.
-
-        A reader waits for a key once: waiting again replaces the callback.
+        Parameters
+        ----------
+        later
+            Called, once, with what becomes of the key, if None was returned. A reader waits for a key once: claiming again
+            replaces the callback.
         """
         self.sweep_if_due()
         with self._lock:
             answer = self._answer(key, reader)
-            if answer is None:
-                self._waiters.setdefault(key, {})[reader] = deliver
+            if answer is None and later is not None:
+                self._waiters.setdefault(key, {})[reader] = later
+            return answer
+
+    def wait(self, key: Key, reader: Reader, deliver: Deliver[ItemT]) -> None:
+        """Claim a payload now or as soon as it is put; `deliver` is called once, maybe before this returns."""
+        answer = self.claim(key, reader, deliver)
         if answer is not None:
             deliver(answer)
 

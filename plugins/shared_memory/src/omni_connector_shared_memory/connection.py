@@ -141,13 +141,12 @@ class Connection:
         finds, waiting = [], []
         for lookup, packed in enumerate(message.keys, message.first):
             key = Key(*packed)
-            answer = self._ledger.claim(key, self)
+            self._waiting[lookup] = key
+            answer = self._ledger.claim(key, (self, lookup), partial(self._deliver, lookup))
             if answer is None:
                 waiting.append(lookup)
-                if lookup not in self._waiting:
-                    self._waiting[lookup] = key
-                    self._ledger.wait(key, (self, lookup), partial(self._deliver, lookup))
             else:
+                self._waiting.pop(lookup, None)
                 find = self._accept(lookup, answer)
                 if find is not None:
                     finds.append(find)

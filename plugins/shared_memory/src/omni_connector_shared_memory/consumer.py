@@ -72,16 +72,13 @@ class ConsumerEnd:
         ------
         TransferTimeoutError, and what `poll` raises
         """
-        key = target.key
         with self._lock:
             self._open()
-            self._waiting[key] = self._waiting.get(key, 0) + 1
+            outcome = self._outcome(target)
             try:
-                outcome = self._wait.until(partial(self._outcome, target), deadline, self._look_again_s)
+                if outcome is None:
+                    outcome = self._wait_for(target, deadline)
             finally:
-                self._waiting[key] -= 1
-                if not self._waiting[key]:
-                    del self._waiting[key]
                 self._drop(target)
             if outcome is None:
                 absent = self._neighbours.absent(target)
@@ -267,13 +264,24 @@ class ConsumerEnd:
         if self._abandoned and self._abandoned.get(target.key.request_id, 0.0) > time.monotonic():
             return RequestAbandonedError("the request was cleaned up")
         interest = self._interest(target)
-        for link in tuple(self._neighbours.links.values()):
-            if interest.wants(link):
-                self._ask(link, [interest], answer=answer)
         outcome = interest.outcome(target)
-        if outcome is None and not interest.asked:
-            return self._neighbours.hopeless(target)
+        if outcome is None:
+            for link in tuple(self._neighbours.links.values()):
+                if interest.wants(link):
+                    self._ask(link, [interest], answer=answer)
+            if not interest.asked:
+                return self._neighbours.hopeless(target)
         return outcome
+
+    def _wait_for(self, target: Target, deadline: Deadline) -> Claimed | OmniConnectorError | None:
+        key = target.key
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            return self._wait.until(partial(self._outcome, target), deadline, self._look_again_s)
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     def _drop(self, target: Target) -> None:
         """Forget a target: cancel it where it was asked for, give back what was found."""

@@ -89,6 +89,8 @@ class Interest:
 
     def outcome(self, target: Target) -> Claimed | OmniConnectorError | None:
         """Return what has become of a target; None while that is open. A claim is taken out, so it is given once."""
+        if not self.found and not self.ended:
+            return None
         found = [link for link in self.found if target.means(link.address)]
         if found:
             silent = any(target.means(link.address) for link in self.silent)

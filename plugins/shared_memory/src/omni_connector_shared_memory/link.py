@@ -40,6 +40,9 @@ class _Lease(weakref.ref[Any]):
 _leases: dict[int, _Lease] = {}
 """All of this process, by id: while a view lives, so do its lease and its link, whoever else forgets them."""
 
+# a forked child has copies of the views, but their leases are its parent's to end
+os.register_at_fork(after_in_child=_leases.clear)
+
 
 @lru_cache(maxsize=256)
 def _array(nbytes: int) -> Any:
@@ -64,7 +67,6 @@ class Link:
         self.said_goodbye = False
         self.channel = Channel(sock, epoll)
         self.fd = self.channel.fd
-        self._pid = os.getpid()
         self._pool: mmap.mmap | None = None
         self._pool_fd = -1
         self._board: mmap.mmap | None = None
@@ -164,8 +166,6 @@ class Link:
 
     def _ended(self, lease: Any) -> None:
         # runs as a finalizer, in any thread at any point: no locks
-        if os.getpid() != self._pid:
-            return
         del _leases[id(lease)]
         del self._held[lease.ticket]
         self._release(lease.ticket)
