@@ -4,6 +4,7 @@ from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.suite.base import ContractTests, deviation, requires, without
 from omni_connector_contract_tests.suite.buffers import TestBatch, TestGetInto, TestViews
 from omni_connector_contract_tests.suite.capacity import TestCapacity, TestState
+from omni_connector_contract_tests.suite.configuration import TestDeployFaults, TestDeployFile
 from omni_connector_contract_tests.suite.endings import TestCleanup, TestExpiry, TestFail
 from omni_connector_contract_tests.suite.hygiene import TestHostileBytes, TestLeaks
 from omni_connector_contract_tests.suite.identity import TestEdgesAndProducers, TestKeys
@@ -23,6 +24,8 @@ __all__ = [
     "TestCapacity",
     "TestCleanup",
     "TestDeath",
+    "TestDeployFaults",
+    "TestDeployFile",
     "TestEdgesAndProducers",
     "TestExpiry",
     "TestFail",
