@@ -53,6 +53,8 @@ def one_sided_ends(one_sided_backend: Backend) -> Iterator[Ends]:
     config = {**one_sided_backend.config, "capacity_bytes": CAPACITY_NBYTES}
     ends = Ends(Backend(one_sided_backend.name, config), peers)
     try:
+        for end in (ends.producer, ends.consumer):
+            assert end.health().ok  # the engine is up: its start is in no time that is measured
         yield ends
         ends.close()
     finally:
