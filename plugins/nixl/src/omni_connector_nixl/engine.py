@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided import Engine, Piece
@@ -167,12 +166,10 @@ class NixlEngine(Engine):
 
     def start(self, peer: str, pieces: Sequence[Piece]) -> Any:
         """Begin to read: through shared memory, all of it happens here, without the GIL."""
-        table = np.array(pieces, np.uint64)  # remote, local, nbytes
-        nowhere = np.zeros(len(table), np.uint64)
         agent = self._agent
         with _vendor_errors("NIXL did not begin to read"):
-            local = agent.get_xfer_descs(np.column_stack((table[:, 1], table[:, 2], nowhere)), _HOST_MEMORY)
-            remote = agent.get_xfer_descs(np.column_stack((table[:, 0], table[:, 2], nowhere)), _HOST_MEMORY)
+            local = agent.get_xfer_descs([(piece.local, piece.nbytes, 0) for piece in pieces], _HOST_MEMORY)
+            remote = agent.get_xfer_descs([(piece.remote, piece.nbytes, 0) for piece in pieces], _HOST_MEMORY)
             read = agent.initialize_xfer("READ", local, remote, peer)
             try:
                 if agent.transfer(read) == "ERR":
