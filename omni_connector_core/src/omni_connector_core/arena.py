@@ -16,12 +16,16 @@ import mmap
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import CapacityError, PayloadTooLargeError
+
+if TYPE_CHECKING:
+    from omni_connector_core.frame import Frame
 
 __all__ = ["ALIGNMENT", "Arena", "HostMemory", "Pool", "Region"]
 
@@ -29,22 +33,25 @@ ALIGNMENT = 64
 """Bytes; a cache line, and what the codec aligns buffers to."""
 
 
-class Pool(Protocol):
+class Pool(ABC):
     """The memory under an arena."""
 
-    @property
-    def address(self) -> int:
-        """Where it starts."""
+    address: int
+    """Where it starts."""
 
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
+    nbytes: int
+    """Its size in bytes."""
 
+    @abstractmethod
     def part(self, offset: int, nbytes: int) -> Any:
-        """Return a new writable buffer object over a part, which keeps the pool alive and can carry a finalizer."""
+        """Return a new writable buffer object with the bytes of a part, which keeps alive what it needs and can carry a finalizer."""
+
+    def store(self, offset: int, frame: Frame) -> None:
+        """Copy a frame into a part: one memcpy for each of its buffers."""
+        frame.write_into(self.part(offset, frame.nbytes))
 
 
-class HostMemory:
+class HostMemory(Pool):
     """Anonymous host memory that lives until the last part of it is garbage collected.
 
     Pages are allotted on first touch, in huge pages where the kernel grants them.
@@ -86,6 +93,10 @@ class Region:
     def buffer(self) -> Any:
         """Return a writable buffer object over the region, which does not free it."""
         return self.arena.pool.part(self.offset, self.nbytes)
+
+    def store(self, frame: Frame) -> None:
+        """Copy a frame to the region's start."""
+        self.arena.pool.store(self.offset, frame)
 
     def lease(self) -> Any:
         """Return a writable buffer object over the region, which frees it when it is garbage collected."""

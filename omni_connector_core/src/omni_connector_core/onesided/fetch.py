@@ -124,7 +124,7 @@ class Fetch:
         self._channels = channels
         self._make_hub = hub
         self._key = key
-        self._where = where
+        self.where = where
         self._target = target
         self._asked: list[_Candidate] = []
         self._steps = self._run()
@@ -223,7 +223,7 @@ class Fetch:
                         assert isinstance(chosen.answer, m.Found)
                         return chosen, chosen.answer
                     self._raise_if_hopeless()
-                    if watch is None and self._where.at is None:
+                    if watch is None and self.where.at is None:
                         watch = self._producers.take_watch()
                         self._ask_new()
                         continue
@@ -236,7 +236,7 @@ class Fetch:
 
     def _ask_new(self) -> None:
         known = {candidate.where for candidate in self._asked}
-        for where in self._producers.find(self._where):
+        for where in self._producers.find(self.where):
             if where in known:
                 continue
             channel = self._channels.take(where.address)

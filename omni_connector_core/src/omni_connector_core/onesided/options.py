@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from omni_connector_core.options import Options, at_least, byte_size, option
+
+_DEVICE = re.compile(r"cpu|pinned|cuda(:\d+)?")
+
+
+def _device(value: object) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise ValueError("expected cpu, pinned, cuda or cuda:N")
+    return value
+
 
 __all__ = ["OneSidedOptions"]
 
@@ -33,4 +43,10 @@ class OneSidedOptions(Options):
         default="1GiB",
         doc="Registered memory of this process for what it puts and receives, shared by its connectors. Host memory is touched, "
         "and so occupied, only as far as it is used.",
+    )
+    memory_pool_device: str = option(
+        parse=_device,
+        default="cpu",
+        doc="Where that memory lies: `cpu`, `pinned` (host memory that a GPU copies fast; needs CUDA), or `cuda[:N]` (device memory, "
+        "for engines with GPUDirect RDMA).",
     )

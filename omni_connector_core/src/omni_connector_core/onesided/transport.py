@@ -4,7 +4,7 @@ The producer copies a frame once into its arena and enters it into its ledger; a
 reads it with the engine into its own arena, or into memory of the caller's, and says done, upon which the producer frees it. What
 the consumer holds is its own copy: it needs nothing of the producer any more, also when that dies.
 
-A backend is this class with `engine_options`, `make_engine` and `make_pool`.
+A backend is this class with `engine_options` and `make_engine`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
-from omni_connector_core.arena import HostMemory, Pool, Region
+from omni_connector_core.arena import Pool, Region
 from omni_connector_core.capabilities import Capabilities, Usage
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
@@ -31,9 +31,10 @@ from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.ledger import Ledger
 from omni_connector_core.memcpy import region as memory_region
-from omni_connector_core.metadata import Where
+from omni_connector_core.metadata import ANYWHERE, Where
 from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.channel import Channels
+from omni_connector_core.onesided.device import make_pool
 from omni_connector_core.onesided.discovery import Advert, Found
 from omni_connector_core.onesided.engine import Engine, Piece
 from omni_connector_core.onesided.fetch import Fetch, Span
@@ -42,7 +43,7 @@ from omni_connector_core.onesided.options import OneSidedOptions
 from omni_connector_core.onesided.producers import Producers, Whereabouts
 from omni_connector_core.onesided.server import ControlServer, close_server, open_server
 from omni_connector_core.onesided.sockets import read_secret
-from omni_connector_core.transport import Memory, Transport, TransportContext
+from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 
 __all__ = ["OneSidedTransport"]
 
@@ -73,7 +74,7 @@ class OneSidedTransport(Transport):
         self._server: ControlServer | None = None
         self._advert: Advert | None = None
         self._start_lock = threading.Lock()
-        self._fetches: dict[tuple[Key, Hashable], list[Fetch]] = defaultdict(list)
+        self._fetches: dict[Key, list[Fetch]] = defaultdict(list)
 
     # ---- for backends
 
@@ -91,9 +92,8 @@ class OneSidedTransport(Transport):
             It cannot work on this host; says why.
         """
 
-    def make_pool(self) -> Pool:
-        """Make the memory of the arena."""
-        return HostMemory(self.options.capacity_bytes)
+    def _make_pool(self) -> Pool:
+        return make_pool(self.options.capacity_bytes, self.options.memory_pool_device)
 
     @property
     def host(self) -> str:
@@ -145,7 +145,7 @@ class OneSidedTransport(Transport):
         ledger.check(key, overwrite=overwrite)
         region = self._engine_hub().arena.allocate(frame.nbytes, deadline)
         try:
-            frame.write_into(region.buffer())
+            region.store(frame)
             ledger.publish(key, region, nbytes=frame.nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite)
         except BaseException:
             self._free(region)
@@ -186,14 +186,15 @@ class OneSidedTransport(Transport):
     # ---- Transport: the consumer
 
     def _poll(self, key: Key, where: Where) -> Memory | None:
-        fetch = self._take_fetch(key, where)
+        fetch = self._begun(key, where) or self._new_fetch(key, where)
         memory = fetch.advance()
         if memory is None:
-            self._fetches[_interest(key, where)].append(fetch)
+            self._fetches[key].append(fetch)
         return memory
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
-        return self._take_fetch(key, where).finish(deadline, self._check_open)
+        fetch = self._begun(key, where) or self._new_fetch(key, where)
+        return fetch.finish(deadline, self._check_open)
 
     def _get_into(self, key: Key, where: Where, buffers: Sequence[Any], *, deadline: Deadline) -> int:
         own = [memory_region(buffer, writable=True) for buffer in buffers]
@@ -204,6 +205,7 @@ class OneSidedTransport(Transport):
             engine_hub.register(*span)
         try:
             fetch = self._new_fetch(key, where, spans)
+            self._forget(key, where)
             nbytes: int = fetch.finish(deadline, self._check_open)
             return nbytes
         finally:
@@ -215,21 +217,21 @@ class OneSidedTransport(Transport):
         self._engine_hub().register(place.address, place.nbytes)
 
     def _forget(self, key: Key, where: Where) -> None:
-        for fetch in self._fetches.pop(_interest(key, where), []):
+        for fetch in self._fetches.pop(key, ()):
             fetch.cancel()
 
-    def _take_fetch(self, key: Key, where: Where) -> Fetch:
-        """Go on with what an earlier poll began, or begin."""
-        begun = self._fetches.get(_interest(key, where))
-        if begun:
-            try:
-                fetch = begun.pop()
-            except IndexError:  # another thread took it
-                return self._new_fetch(key, where)
-            if not begun:
-                self._fetches.pop(_interest(key, where), None)
-            return fetch
-        return self._new_fetch(key, where)
+    def _begun(self, key: Key, where: Where) -> Fetch | None:
+        """Return what an earlier poll began, to go on with it; what looked elsewhere for the key would only take its read away."""
+        begun = self._fetches.pop(key, None)
+        if begun is None:
+            return None
+        same: Fetch | None = None
+        for fetch in begun:
+            if same is None and fetch.where == where:
+                same = fetch
+            else:
+                fetch.cancel()
+        return same
 
     def _new_fetch(self, key: Key, where: Where, target: Sequence[Span] | None = None) -> Fetch:
         return Fetch(self._producers, self._channels, self._engine_hub, key, where, target)
@@ -255,16 +257,17 @@ class OneSidedTransport(Transport):
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         count = self._ledger.cleanup(request_id)
+        if self.context.role is Role.PRODUCER:
+            return count
         self._producers.abandon(request_id)
-        for place in self._others(Where()):
+        for place in self._others(ANYWHERE):
             question = m.Cleanup(m.new_number(), self.scope, [request_id])
             try:
                 count += self._channels.call(place.address, question, m.Count, deadline).count
             except PeerLostError:  # and what it held with it
                 continue
-        for interest in [interest for interest in self._fetches if interest[0].request_id == request_id]:
-            for fetch in self._fetches.pop(interest, []):
-                fetch.cancel()
+        for key in [key for key in self._fetches if key.request_id == request_id]:
+            self._forget(key, ANYWHERE)
         return count
 
     def _others(self, where: Where) -> list[Whereabouts]:
@@ -314,7 +317,7 @@ class OneSidedTransport(Transport):
         return f"the engine reads its own memory; {self._ask_around(deadline)}"
 
     def _ask_around(self, deadline: Deadline) -> str:
-        places = self._others(Where())
+        places = self._others(ANYWHERE)
         silent = []
         for place in places:
             try:
@@ -343,13 +346,15 @@ class OneSidedTransport(Transport):
 
     def _engine_hub(self) -> Hub:
         if self._hub is None:
-            with_what = (type(self), self.engine_options(), self.options.capacity_bytes, self._host)
-            self._hub = hub(with_what, self.make_engine, self.make_pool)
+            with_what = (
+                type(self),
+                self.engine_options(),
+                self.options.capacity_bytes,
+                self.options.memory_pool_device,
+                self._host,
+            )
+            self._hub = hub(with_what, self.make_engine, self._make_pool)
         return self._hub
-
-
-def _interest(key: Key, where: Where) -> tuple[Key, Hashable]:
-    return key, (where.producer, where.at is not None)
 
 
 def routable_host() -> str:

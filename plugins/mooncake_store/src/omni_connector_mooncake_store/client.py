@@ -231,7 +231,7 @@ class Client:
         self.calls.run(lambda: self.sdk.unmount_and_free_segment(segments), longest_s=SETUP_S, deadline=deadline)
 
 
-class _SharedPool:
+class _SharedPool(Pool):
     """Memory that this host's `mooncake_client` shares with this process."""
 
     def __init__(self, client: sdk.MooncakeDistributedStore, nbytes: int) -> None:
