@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Region", "copy", "region"]
+__all__ = ["Region", "aligned_copy", "copy", "region"]
 
 RELEASE_GIL_NBYTES = 1 << 20
 
@@ -55,6 +55,15 @@ def copy(target: int, source: int | bytes, nbytes: int) -> None:
         _holding_gil(target, source, nbytes)
     else:
         _releasing_gil(target, source, nbytes)
+
+
+def aligned_copy(data: bytes) -> Any:
+    """Return private, writable memory with the same bytes, at an address that is a multiple of 64."""
+    memory = bytearray(len(data) + 63)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % 64
+    made = (ctypes.c_char * len(data)).from_buffer(memory, start)
+    ctypes.memmove(made, data, len(data))
+    return made
 
 
 def region(buffer: Any, *, writable: bool = False) -> Region:

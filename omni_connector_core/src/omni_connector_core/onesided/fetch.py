@@ -6,7 +6,7 @@ that never blocks, and a handle between the two run the same code. Ending it in 
 undoes what was begun: questions are cancelled, the claim goes back unread, memory under a running transfer into quarantine.
 
 One get that finds its payload costs 2 messages and 1 engine read before it returns and 1 message after; it wakes the producer's
-control thread twice, and copies nothing but by the read itself.
+control thread twice, and copies nothing but by the read itself. A small frame comes with the answer and needs no read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from omni_connector_core import memcpy
 from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
@@ -37,7 +38,7 @@ from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.channel import Channel, Channels, Link, wait_on
 from omni_connector_core.onesided.discovery import Watch
 from omni_connector_core.onesided.engine import Piece
-from omni_connector_core.onesided.hub import Hub, Transfer
+from omni_connector_core.onesided.hub import Share, Transfer
 from omni_connector_core.onesided.producers import Producers, Whereabouts
 
 __all__ = ["Fetch", "Span"]
@@ -103,8 +104,8 @@ class Fetch:
 
     Parameters
     ----------
-    producers, channels, hub
-        The consumer's.
+    producers, channels, share
+        The consumer's; the last is asked for when it is needed.
     key, where
         What to look for.
     target
@@ -115,14 +116,14 @@ class Fetch:
         self,
         producers: Producers,
         channels: Channels,
-        hub: Callable[[], Hub],
+        share: Callable[[], Share],
         key: Key,
         where: Where,
         target: Sequence[Span] | None = None,
     ) -> None:
         self._producers = producers
         self._channels = channels
-        self._make_hub = hub
+        self._share = share
         self._key = key
         self.where = where
         self._target = target
@@ -299,12 +300,14 @@ class Fetch:
     # ---- from claim to memory
 
     def _read(self, channel: Channel, found: m.Found) -> Steps[Any]:
+        if found.frame:
+            return self._unpack(found.frame)
         if self._target is None:
             region = yield from self._read_start(channel, found, found.nbytes)
             try:
                 yield from self._make_sure(channel, found)
             except BaseException:
-                self._make_hub().arena.release(region)
+                self._share().arena.release(region)
                 raise
             return region.lease()
         pieces = yield from self._plan(channel, found, self._target)
@@ -312,6 +315,16 @@ class Fetch:
             yield from self._transfer(channel, found, lambda: self._nothing(pieces))
         yield from self._make_sure(channel, found)
         return sum(piece.nbytes for piece in pieces)
+
+    def _unpack(self, frame: bytes) -> Any:
+        """Take a frame that came with the answer."""
+        if self._target is None:
+            return memcpy.aligned_copy(frame)
+        source = memcpy.region(frame).address
+        pieces = scatter_plan(FrameLayout.parse_head(frame), [length for _, length in self._target])
+        for offset, index, start, length in pieces:
+            memcpy.copy(self._target[index][0] + start, source + offset, length)
+        return sum(length for _, _, _, length in pieces)
 
     def _read_start(self, channel: Channel, found: m.Found, nbytes: int) -> Steps[Region]:
         """Read the first bytes of the frame, or all of it, into the arena."""
@@ -331,7 +344,7 @@ class Fetch:
             nbytes = min(max(head_nbytes, _HEAD_NBYTES), found.nbytes)
             region = yield from self._read_start(channel, found, nbytes)
             head = bytes(region.buffer())
-            self._make_hub().arena.release(region)
+            self._share().arena.release(region)
             head_nbytes, _ = FrameLayout.parse_prefix(head)
             if head_nbytes > found.nbytes:
                 raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {found.nbytes}")
@@ -360,7 +373,7 @@ class Fetch:
             Gets memory of the arena, if the pieces go there, and the pieces. Once for every attempt, as the memory of one that
             failed is in quarantine.
         """
-        hub = self._make_hub()
+        hub, arena = self._share()
         name = found.endpoint
         for attempt in range(1, _ATTEMPTS + 1):
             region, pieces = yield from prepare()
@@ -376,7 +389,7 @@ class Fetch:
             except BaseException as error:
                 if transfer is None:
                     if region is not None:
-                        hub.arena.release(region)
+                        arena.release(region)
                 else:
                     gone = transfer.abandon(region)
                     if region is None:
@@ -392,7 +405,7 @@ class Fetch:
         raise AssertionError("unreachable")
 
     def _allocate(self, channel: Channel, found: m.Found, nbytes: int) -> Steps[Region]:
-        arena = self._make_hub().arena
+        arena = self._share().arena
         while (region := arena.try_allocate(nbytes)) is None:
             self._news(channel, found)
             try:
@@ -403,7 +416,7 @@ class Fetch:
 
     def _contact(self, channel: Channel, found: m.Found, name: str) -> Steps[None]:
         """Have the engine meet the producer's engine, if it has not."""
-        hub = self._make_hub()
+        hub = self._share().hub
         contact = hub.peer(name)
         if contact is None:
             endpoint = yield from self._describe(channel, found)

@@ -1,4 +1,7 @@
-"""The one engine and the one arena of a process, shared by all its connectors with the same engine options.
+"""The one engine of a process, shared by all its connectors with the same engine options, and the arenas over it.
+
+Starting and ending an engine costs up to a second and its connections, an idle one costs nothing: it is kept for the life of the
+process. An arena lives as long as a connector that uses it; connectors that ask for the same amount of memory share one.
 
 **Quarantine.** An engine may write into memory long after it reported a timeout, or was told to stop (up to 190 MiB were seen to
 arrive late, `facts/multi_host`). So memory under a transfer that did not end well is not freed but left to the engine's *generation*:
@@ -16,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from omni_connector_core.arena import Arena, Pool, Region
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided.engine import Engine, Piece
 
-__all__ = ["Hub", "Transfer", "hub"]
+__all__ = ["Hub", "Share", "Transfer", "hub"]
 
 _log = logging.getLogger(__name__)
 
@@ -101,26 +105,50 @@ class Transfer:
         return self._hub._abandoned(self._generation, region)
 
 
+@dataclass(slots=True)
+class _Tenancy:
+    arena: Arena
+    tenants: int
+
+
 class Hub:
-    """Owns a process' arena and the engine over it.
+    """Owns a process' engine.
 
     Parameters
     ----------
     make_engine
         Makes an engine instance; called again for every generation.
-    make_pool
-        Makes the arena's memory.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], make_pool: Callable[[], Pool]) -> None:
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
         self._lock = threading.RLock()
-        self.arena = Arena(make_pool())
-        self._registered: dict[int, int] = {self.arena.address: self.arena.nbytes}
+        self._arenas: dict[Hashable, _Tenancy] = {}
+        self._registered: dict[int, int] = {}
         self._generations: list[_Generation] = []
         self._current = self._new_generation()
 
     # ---- memory
+
+    def open_arena(self, name: Hashable, make_pool: Callable[[], Pool]) -> Arena:
+        """Return the arena of that name, made and registered for its first user; pair with `close_arena`."""
+        with self._lock:
+            tenancy = self._arenas.get(name)
+            if tenancy is None:
+                arena = Arena(make_pool())
+                self.register(arena.address, arena.nbytes)
+                tenancy = self._arenas[name] = _Tenancy(arena, 0)
+            tenancy.tenants += 1
+            return tenancy.arena
+
+    def close_arena(self, name: Hashable) -> None:
+        """Give an arena up; after the last one's the engine forgets it. Its memory lives on under views and quarantine."""
+        with self._lock:
+            tenancy = self._arenas[name]
+            tenancy.tenants -= 1
+            if not tenancy.tenants:
+                del self._arenas[name]
+                self.unregister(tenancy.arena.address)
 
     def register(self, address: int, nbytes: int) -> None:
         """Register memory of the caller's, once."""
@@ -269,24 +297,28 @@ class Hub:
             with self._lock:
                 self._generations.remove(generation)
             for region in generation.quarantine:
-                self.arena.release(region)
+                region.arena.release(region)
             generation.quarantine.clear()
             generation.gone.set()
 
         threading.Thread(target=close, name="omni-retire", daemon=True).start()
 
 
+class Share(NamedTuple):
+    """What a connector has of its process: the engine's hub, and an arena."""
+
+    hub: Hub
+    arena: Arena
+
+
 _hubs: dict[tuple[int, Hashable], Hub] = {}
 _hubs_lock = threading.Lock()
 
 
-def hub(key: Hashable, make_engine: Callable[[], Engine], make_pool: Callable[[], Pool]) -> Hub:
-    """Return this process' hub for an engine configuration, made on first use and kept for the life of the process.
-
-    Starting and ending an engine costs up to a second and its connections; an idle one costs nothing.
-    """
+def hub(key: Hashable, make_engine: Callable[[], Engine]) -> Hub:
+    """Return this process' hub for an engine configuration, made on first use and kept for the life of the process."""
     with _hubs_lock:
         found = _hubs.get((os.getpid(), key))
         if found is None:
-            found = _hubs[os.getpid(), key] = Hub(make_engine, make_pool)
+            found = _hubs[os.getpid(), key] = Hub(make_engine)
         return found

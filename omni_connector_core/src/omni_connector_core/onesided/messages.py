@@ -26,6 +26,7 @@ import itertools
 import msgspec
 
 __all__ = [
+    "EAGER_NBYTES",
     "LEASE_S",
     "LOST_S",
     "MAX_MESSAGE_NBYTES",
@@ -64,6 +65,9 @@ PING_S = 1.0
 
 LOST_S = 5.0
 """A producer that leaves a question unanswered for this long is lost, seconds; longer than a short cut of the network."""
+
+EAGER_NBYTES = 32 << 10
+"""A frame up to this size comes with the answer: to carry it along costs less than to read it."""
 
 LEASE_S = 10.0
 """A consumer that was silent for this long has lost its claims, seconds."""
@@ -158,6 +162,8 @@ class Found(msgspec.Struct, array_like=True, tag=1, frozen=True):
         Names the engine that holds it (see `Endpoint`).
     address, nbytes
         Where the frame lies in the producer's memory.
+    frame
+        The frame itself, if it is small; else empty.
     """
 
     number: int
@@ -165,6 +171,7 @@ class Found(msgspec.Struct, array_like=True, tag=1, frozen=True):
     endpoint: str
     address: int
     nbytes: int
+    frame: bytes = b""
 
 
 class Pending(msgspec.Struct, array_like=True, tag=2, frozen=True):

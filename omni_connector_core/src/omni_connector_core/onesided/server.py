@@ -23,6 +23,7 @@ from typing import Protocol
 import zmq
 
 from omni_connector_core.arena import Region
+from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     BackendUnavailableError,
     CapacityError,
@@ -38,6 +39,9 @@ from omni_connector_core.onesided.sockets import is_loopback, new_socket
 __all__ = ["ControlServer", "Route", "close_server", "open_server"]
 
 _log = logging.getLogger(__name__)
+
+_REBIND_S = 0.5
+"""For how long a port that was asked for may be taken before another one is, seconds."""
 
 MAX_WAITING = 100_000
 """Questions that may wait for a put at one time; more are refused."""
@@ -128,6 +132,7 @@ class ControlServer:
         self._outbox: deque[tuple[bytes, int, Route, _Result]] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell_lock = threading.Lock()
         self._wake_at_s = float("inf")
         self._running = True
         self.refused = 0
@@ -136,14 +141,18 @@ class ControlServer:
         self._thread.start()
 
     def _bind(self, host: str, port: int) -> None:
-        if port:
+        give_up = Deadline(_REBIND_S)  # ZMQ lets go of a port some time after the socket on it was closed
+        while port:
             try:
                 self._socket.bind(f"tcp://{host}:{port}")
                 return
             except zmq.ZMQError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
+            if give_up.expired():
                 _log.warning("port %d is taken: omni-connector takes a free one, which only this host finds", port)
+                break
+            time.sleep(0.01)
         self._socket.bind(f"tcp://{host}:*")
 
     # ---- from other threads
@@ -165,13 +174,17 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop the thread and close the socket."""
-        self._running = False
-        self._ring()
+        with self._bell_lock:
+            self._running = False
+            os.eventfd_write(self._bell, 1)
         self._thread.join()
+        os.close(self._bell)
 
     def _ring(self) -> None:
         if threading.get_ident() != self._thread.ident:
-            os.eventfd_write(self._bell, 1)
+            with self._bell_lock:
+                if self._running:
+                    os.eventfd_write(self._bell, 1)
 
     def _deliver(self, identity: bytes, number: int, route: Route, result: _Result) -> None:
         self._outbox.append((identity, number, route, result))
@@ -199,7 +212,6 @@ class ControlServer:
             for identity in list(self._clients):
                 self._drop(identity)
             self._socket.close(linger=500)  # ms, for the last answers
-            os.close(self._bell)
 
     def _tend(self) -> float | None:
         """Do what is due; return the seconds until something is due next."""
@@ -346,7 +358,8 @@ class ControlServer:
                 client.claims[result.number] = (route, number)
                 name, _ = route.endpoint()
                 region = result.item
-                self._send(identity, m.Found(number, result.number, name, region.address, result.nbytes))
+                frame = bytes(region.buffer()) if result.nbytes <= m.EAGER_NBYTES else b""
+                self._send(identity, m.Found(number, result.number, name, region.address, result.nbytes, frame))
             if client is not None:
                 self._settle(identity, client)
 

@@ -38,7 +38,7 @@ from omni_connector_core.onesided.device import make_pool
 from omni_connector_core.onesided.discovery import Advert, Found
 from omni_connector_core.onesided.engine import Engine, Piece
 from omni_connector_core.onesided.fetch import Fetch, Span
-from omni_connector_core.onesided.hub import Hub, hub
+from omni_connector_core.onesided.hub import Share, hub
 from omni_connector_core.onesided.options import OneSidedOptions
 from omni_connector_core.onesided.producers import Producers, Whereabouts
 from omni_connector_core.onesided.server import ControlServer, close_server, open_server
@@ -66,7 +66,7 @@ class OneSidedTransport(Transport):
         super().__init__(context)
         self._secret = read_secret(self.options.secret_file)
         self._host = routable_host() if self.options.host == "auto" else self.options.host
-        self._hub: Hub | None = None
+        self._own_share: Share | None = None
         self._producers = Producers(context)
         self._channels = Channels(self._secret)
         self._ledger: Ledger[Region] = Ledger(self._free)
@@ -125,15 +125,15 @@ class OneSidedTransport(Transport):
     @property
     def progress_s(self) -> float | None:
         """How often `progress` is to be called while a consumer reads, seconds."""
-        return self._engine_hub().progress_s
+        return self._share().hub.progress_s
 
     def progress(self) -> None:
         """Let the engine work."""
-        self._engine_hub().progress()
+        self._share().hub.progress()
 
     def endpoint(self) -> tuple[str, bytes]:
         """Name and blob of the engine that serves the arena now."""
-        return self._engine_hub().endpoint()
+        return self._share().hub.endpoint()
 
     # ---- Transport: the producer
 
@@ -143,7 +143,7 @@ class OneSidedTransport(Transport):
         server = self._start_serving()
         ledger = self._ledger
         ledger.check(key, overwrite=overwrite)
-        region = self._engine_hub().arena.allocate(frame.nbytes, deadline)
+        region = self._share().arena.allocate(frame.nbytes, deadline)
         try:
             region.store(frame)
             ledger.publish(key, region, nbytes=frame.nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite)
@@ -164,9 +164,9 @@ class OneSidedTransport(Transport):
         """Bind the control port and make it known, on first use."""
         if self._server is not None:
             return self._server
+        self._share()
         with self._start_lock:
             if self._server is None:
-                self._engine_hub()
                 server = open_server(self._host, self.options.control_port, self._secret)
                 try:
                     server.add(self)
@@ -199,7 +199,7 @@ class OneSidedTransport(Transport):
     def _get_into(self, key: Key, where: Where, buffers: Sequence[Any], *, deadline: Deadline) -> int:
         own = [memory_region(buffer, writable=True) for buffer in buffers]
         spans = [(place.address, place.nbytes) for place in own]
-        engine_hub = self._engine_hub()
+        engine_hub = self._share().hub
         lent = [span for span in spans if span[1] and not engine_hub.covers(*span)]
         for span in lent:
             engine_hub.register(*span)
@@ -214,7 +214,7 @@ class OneSidedTransport(Transport):
 
     def _register(self, buffer: Any) -> None:
         place = memory_region(buffer, writable=True)
-        self._engine_hub().register(place.address, place.nbytes)
+        self._share().hub.register(place.address, place.nbytes)
 
     def _forget(self, key: Key, where: Where) -> None:
         for fetch in self._fetches.pop(key, ()):
@@ -234,7 +234,7 @@ class OneSidedTransport(Transport):
         return same
 
     def _new_fetch(self, key: Key, where: Where, target: Sequence[Span] | None = None) -> Fetch:
-        return Fetch(self._producers, self._channels, self._engine_hub, key, where, target)
+        return Fetch(self._producers, self._channels, self._share, key, where, target)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -280,15 +280,14 @@ class OneSidedTransport(Transport):
         return Usage(
             pending=pending.count,
             oldest_age_s=pending.oldest_age_s,
-            bytes_held=0 if self._hub is None else self._hub.arena.used_bytes,
+            bytes_held=0 if self._own_share is None else self._own_share.arena.used_bytes,
             capacity_bytes=self.options.capacity_bytes,
             expired=self._ledger.expired,
         )
 
     def _probe(self, *, deadline: Deadline) -> str:
         """Read a few bytes of the own arena with the engine, and ask every producer that is known whether it is there."""
-        engine_hub = self._engine_hub()
-        arena = engine_hub.arena
+        engine_hub, arena = self._share()
         with_both = arena.allocate(2 * _PROBE_NBYTES, deadline)
         memory = memoryview(with_both.buffer()).cast("B")
         memory[:_PROBE_NBYTES] = secrets.token_bytes(_PROBE_NBYTES)
@@ -343,18 +342,21 @@ class OneSidedTransport(Transport):
             close_server(self._server)
         self._channels.close()
         self._producers.close()
+        if self._own_share is not None:
+            self._own_share.hub.close_arena(self._arena_name)
 
-    def _engine_hub(self) -> Hub:
-        if self._hub is None:
-            with_what = (
-                type(self),
-                self.engine_options(),
-                self.options.capacity_bytes,
-                self.options.memory_pool_device,
-                self._host,
-            )
-            self._hub = hub(with_what, self.make_engine, self._make_pool)
-        return self._hub
+    @property
+    def _arena_name(self) -> Hashable:
+        return self.options.capacity_bytes, self.options.memory_pool_device
+
+    def _share(self) -> Share:
+        """Start the engine, or find it started, and take a share of an arena."""
+        if self._own_share is None:
+            with self._start_lock:
+                if self._own_share is None:
+                    found = hub((type(self), self._host, self.engine_options()), self.make_engine)
+                    self._own_share = Share(found, found.open_arena(self._arena_name, self._make_pool))
+        return self._own_share
 
 
 def routable_host() -> str:
