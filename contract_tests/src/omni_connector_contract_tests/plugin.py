@@ -129,8 +129,10 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
             edge = (there, here)
             producer = ends.open("producer", on=there, edge=edge)
             consumer = ends.open("consumer", on=here, edge=edge)
-            producer.put("warm", b"warm" * 1000)
-            consumer.get("warm")
+            for n in range(CALLS_AT_ONCE):
+                producer.put(f"warm{n}", bytes(200_000))  # large enough to be moved as large payloads are
+            for pending in [consumer.start("get", f"warm{n}") for n in range(CALLS_AT_ONCE)]:
+                pending.result()
             for end in (producer, consumer):
                 # many at once: an engine's pool of connections grows with the calls in flight, and keeps them
                 asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]

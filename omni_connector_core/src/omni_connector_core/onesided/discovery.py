@@ -2,7 +2,7 @@
 
 A producer's first put leaves a file that names its control address::
 
-    <$XDG_RUNTIME_DIR or /tmp>/omni-connector-<uid>/<namespace>/<backend:edge>/<replica>-<rank>-<instance>
+    <$XDG_RUNTIME_DIR or /tmp>/omni-connector-<uid>/<namespace>/<backend:edge>/<replica>-<rank>-<instance>.producer
 
 The folders are 0700 and must belong to this user. The producer holds a lock on the file for as long as it lives, so who can
 take the lock knows that it died, and removes the file: there is nothing to clean up after a SIGKILL. A consumer that has
@@ -26,8 +26,9 @@ from omni_connector_core.errors import BackendUnavailableError
 from omni_connector_core.key import encoded
 from omni_connector_core.onesided.messages import Scope
 
-__all__ = ["Advert", "Directory", "Found", "Watch"]
+__all__ = ["Advert", "Directory", "Found", "Watch", "sweep"]
 
+_SUFFIX = ".producer"
 _NAME_LIMIT = 200  # characters; a file name has at most 255 bytes
 
 
@@ -65,7 +66,7 @@ class Directory:
         BackendUnavailableError
             It cannot be made, or belongs to somebody else.
         """
-        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"omni-connector-{os.getuid()}"
+        base = _base()
         namespace = base / encoded(scope.namespace, limit=_NAME_LIMIT)
         path = namespace / encoded(scope.backend, scope.producer_stage, scope.consumer_stage, limit=_NAME_LIMIT)
         for folder in (base, namespace, path):
@@ -76,34 +77,16 @@ class Directory:
         """Read who is there; files of the dead are removed."""
         found = []
         for entry in sorted(os.listdir(self.path)):
-            if not entry.startswith(".") and (advert := self.read(self.path / entry)) is not None:
+            if entry.endswith(_SUFFIX) and (advert := _read(self.path / entry)) is not None:
                 found.append(advert)
         return found
-
-    def read(self, path: Path) -> Found | None:
-        """Read one producer's file; None, and the file removed, when its producer died."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # it left while we looked
-            return None
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return msgspec.json.decode(os.read(fd, 4096), type=Found)
-            path.unlink(missing_ok=True)
-            return None
-        except msgspec.DecodeError:
-            return None
-        finally:
-            os.close(fd)
 
 
 class Advert:
     """A producer's file, held for as long as the producer lives."""
 
     def __init__(self, directory: Directory, found: Found) -> None:
-        self._path = directory.path / f"{found.replica}-{found.rank}-{found.instance}"
+        self._path = directory.path / f"{found.replica}-{found.rank}-{found.instance}{_SUFFIX}"
         hidden = directory.path / f".{found.instance}"
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -159,3 +142,32 @@ def _private(folder: Path) -> None:
             f"{folder} is not a private folder of this user ({errno.errorcode[errno.EPERM]})",
             hint="Remove it, or set XDG_RUNTIME_DIR to a folder of this user's own",
         )
+
+
+def _read(path: Path) -> Found | None:
+    """Read one producer's file; None, and the file removed, when its producer died."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it left while we looked
+        return None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return msgspec.json.decode(os.read(fd, 4096), type=Found)
+        path.unlink(missing_ok=True)
+        return None
+    except msgspec.DecodeError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _base() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"omni-connector-{os.getuid()}"
+
+
+def sweep() -> None:
+    """Remove what the dead left in any namespace of this user."""
+    for path in _base().glob(f"*/*/*{_SUFFIX}"):
+        _read(path)

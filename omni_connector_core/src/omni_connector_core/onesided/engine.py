@@ -42,6 +42,9 @@ class Engine(ABC):
     spin_nbytes: ClassVar[int] = 0
     """Transfers up to this many bytes are small."""
 
+    piece_nbytes: ClassVar[int] = 0
+    """Below this mean size of a piece, bytes, one read of everything and copies are faster than a read of pieces."""
+
     progress_s: ClassVar[float | None] = None
     """How often `progress` must be called at a producer while a consumer reads from it, seconds; None: never."""
 

@@ -11,6 +11,7 @@ is closed. Only then is the memory free.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import logging
@@ -151,25 +152,31 @@ class Hub:
                 self.unregister(tenancy.arena.address)
 
     def register(self, address: int, nbytes: int) -> None:
-        """Register memory of the caller's, once."""
+        """Register memory of the caller's. What it overlaps was registered for memory that is gone by now."""
         with self._lock:
             if self._registered.get(address) == nbytes:
                 return
-            if address in self._registered:
-                self._current.engine.unregister(address)
+            for other, length in list(self._registered.items()):
+                if other < address + nbytes and address < other + length:
+                    self.unregister(other)
             self._current.engine.register(address, nbytes)
             self._registered[address] = nbytes
 
     def unregister(self, address: int) -> None:
-        """Forget memory of the caller's."""
+        """Forget memory."""
         with self._lock:
             if self._registered.pop(address, None) is not None:
                 self._current.engine.unregister(address)
 
-    def covers(self, address: int, nbytes: int) -> bool:
-        """Whether a run of memory lies in what is registered."""
+    def covers(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether every run of memory, an address and a length, lies in what is registered."""
         with self._lock:
-            return any(a <= address and address + nbytes <= a + n for a, n in self._registered.items())
+            starts = sorted(self._registered)
+            for address, nbytes in spans:
+                index = bisect.bisect_right(starts, address) - 1
+                if index < 0 or address + nbytes > starts[index] + self._registered[starts[index]]:
+                    return False
+            return True
 
     @property
     def quarantined_bytes(self) -> int:
@@ -194,6 +201,11 @@ class Hub:
         return self._current.engine.progress_s
 
     # ---- as a consumer
+
+    @property
+    def piece_nbytes(self) -> int:
+        """See `Engine.piece_nbytes`."""
+        return self._current.engine.piece_nbytes
 
     def peer(self, name: str) -> Future[Any] | None:
         """Return the contact with a peer's engine, made or being made; None: its blob is needed."""

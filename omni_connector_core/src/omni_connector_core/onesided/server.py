@@ -34,6 +34,7 @@ from omni_connector_core.errors import (
 from omni_connector_core.key import Key, as_key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_core.onesided import messages as m
+from omni_connector_core.onesided.discovery import sweep
 from omni_connector_core.onesided.sockets import is_loopback, new_socket
 
 __all__ = ["ControlServer", "Route", "close_server", "open_server"]
@@ -137,6 +138,7 @@ class ControlServer:
         self._running = True
         self.refused = 0
         """Messages that were no messages of ours."""
+        sweep()
         self._thread = threading.Thread(target=self._run, name="omni-control", daemon=True)
         self._thread.start()
 

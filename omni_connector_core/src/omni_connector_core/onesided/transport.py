@@ -197,20 +197,15 @@ class OneSidedTransport(Transport):
         return fetch.finish(deadline, self._check_open)
 
     def _get_into(self, key: Key, where: Where, buffers: Sequence[Any], *, deadline: Deadline) -> int:
-        own = [memory_region(buffer, writable=True) for buffer in buffers]
-        spans = [(place.address, place.nbytes) for place in own]
+        places = [memory_region(buffer, writable=True) for buffer in buffers]
+        spans = [(place.address, place.nbytes) for place in places if place.nbytes]
         engine_hub = self._share().hub
-        lent = [span for span in spans if span[1] and not engine_hub.covers(*span)]
-        for span in lent:
-            engine_hub.register(*span)
-        try:
-            fetch = self._new_fetch(key, where, spans)
-            self._forget(key, where)
-            nbytes: int = fetch.finish(deadline, self._check_open)
-            return nbytes
-        finally:
-            for address, _ in lent:
-                engine_hub.unregister(address)
+        many_small = sum(nbytes for _, nbytes in spans) < len(spans) * engine_hub.piece_nbytes
+        if many_small or not engine_hub.covers(spans):
+            return super()._get_into(key, where, buffers, deadline=deadline)
+        self._forget(key, where)
+        nbytes: int = self._new_fetch(key, where, spans).finish(deadline, self._check_open)
+        return nbytes
 
     def _register(self, buffer: Any) -> None:
         place = memory_region(buffer, writable=True)

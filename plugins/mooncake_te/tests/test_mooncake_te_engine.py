@@ -1,0 +1,105 @@
+"""The engine alone: two instances in this process, and what the vendor's calls do not say."""
+
+import ctypes
+import random
+import time
+
+import numpy as np
+import pytest
+
+from omni_connector_core.errors import BackendUnavailableError, PeerLostError
+from omni_connector_core.onesided import HostMemory, Piece
+
+pytest.importorskip("mooncake.engine", exc_type=ImportError)
+
+from omni_connector_mooncake_te import engine as module
+from omni_connector_mooncake_te.engine import MooncakeEngine, check_rdma
+
+NBYTES = 32 << 20
+
+
+class Side:
+    def __init__(self):
+        self.engine = MooncakeEngine("127.0.0.1", "tcp", "")
+        self.memory = HostMemory(NBYTES)
+        self.bytes = np.frombuffer(self.memory.part(0, NBYTES), np.uint8)
+        self.engine.register(self.memory.address, NBYTES)
+
+
+@pytest.fixture(scope="module")
+def sides():
+    made = Side(), Side()
+    yield made
+    for side in made:
+        side.engine.close()
+
+
+def read(reader, peer, pieces, within_s=60):
+    handle = reader.engine.start(peer, pieces)
+    end = time.monotonic() + within_s
+    while not reader.engine.done(handle):
+        assert time.monotonic() < end
+        time.sleep(1e-4)
+
+
+@pytest.mark.parametrize(("count", "nbytes", "gap"), [(1, NBYTES, 0), (3, 1 << 20, 1), (100, 33, 1), (5000, 33, 7)])
+def test_done_means_that_every_piece_is_there(sides, count, nbytes, gap):
+    owner, reader = sides
+    rng = np.random.default_rng(count)
+    owner.bytes[:] = rng.integers(0, 256, NBYTES, dtype=np.uint8)
+    reader.bytes[:] = 0
+    order = list(range(count))
+    random.Random(count).shuffle(order)
+    pieces = [
+        Piece(owner.memory.address + n * nbytes, reader.memory.address + n * (nbytes + gap), nbytes) for n in order
+    ]
+    read(reader, reader.engine.connect(owner.engine.endpoint()), pieces)
+    for n in range(count):
+        start = n * (nbytes + gap)
+        assert (reader.bytes[start : start + nbytes] == owner.bytes[n * nbytes : (n + 1) * nbytes]).all()
+
+
+def test_memory_that_is_not_registered_cannot_be_read(sides):
+    owner, reader = sides
+    secret = ctypes.create_string_buffer(64)
+    peer = reader.engine.connect(owner.engine.endpoint())
+    with pytest.raises(PeerLostError):
+        read(reader, peer, [Piece(ctypes.addressof(secret), reader.memory.address, 64)])
+
+
+def test_overlapping_memory_is_refused_with_a_reason(sides):
+    owner, _ = sides
+    with pytest.raises(BackendUnavailableError, match="overlap"):
+        owner.engine.register(owner.memory.address + 100, 100)
+
+
+def test_a_peer_that_is_gone_cannot_be_met(sides):
+    gone = Side()
+    blob = gone.engine.endpoint()
+    gone.engine.close()
+    with pytest.raises(PeerLostError):
+        sides[1].engine.connect(blob)
+
+
+def test_a_description_that_is_none_is_refused(sides):
+    with pytest.raises(PeerLostError, match="described itself"):
+        sides[1].engine.connect(b"\x93garbage")
+
+
+def test_rdma_without_an_adapter_fails_at_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_INFINIBAND", tmp_path / "absent")
+    with pytest.raises(BackendUnavailableError, match="no RDMA adapter"):
+        MooncakeEngine("127.0.0.1", "rdma", "")
+
+
+def test_rdma_names_the_adapters_that_there_are(tmp_path, monkeypatch):
+    port = tmp_path / "mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    port.joinpath("state").write_text("1: DOWN\n")
+    monkeypatch.setattr(module, "_INFINIBAND", tmp_path)
+    with pytest.raises(BackendUnavailableError, match="mlx5_7"):
+        check_rdma("mlx5_7")
+    with pytest.raises(BackendUnavailableError, match="no port of mlx5_0 is active"):
+        check_rdma("")
+    port.joinpath("state").write_text("4: ACTIVE\n")
+    check_rdma("mlx5_0")
