@@ -18,7 +18,7 @@ import numpy as np
 
 from omni_connector_core import OmniConnector, Role, create_connector
 from omni_connector_yuanrong.options import YuanrongOptions
-from omni_connector_yuanrong.sdk import ExistenceOpt, Session, open_session, vendor_errors
+from omni_connector_yuanrong.sdk import ExistenceOpt, Session, open_session
 from omni_connector_yuanrong.service import start
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "16 MB": 1 << 24, "256 MB": 1 << 28}
@@ -67,7 +67,7 @@ def measure(
     """Put and get in both ways, by turns."""
     source, times = np.ones(nbytes, np.uint8), Times()
     for n in range(count):
-        key = f"raw{size[:2].strip()}{n}"
+        key = f"raw{nbytes}-{n}"
         times.of("raw put", raw_put, session, key, source)
         view = times.of("raw read", raw_read, session, key)
         times.of("raw claim", raw_claim, session, f"claim{key}")

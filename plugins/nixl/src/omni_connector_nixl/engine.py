@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
 from omni_connector_core.onesided import Engine, Piece
 

@@ -43,7 +43,7 @@ __all__ = ["YuanrongStore"]
 TAKEN = "#taken"
 TAKEN_TTL_S = 60.0
 """How long a marker outlives the taken object, which is removed within milliseconds."""
-SWEEP_S = 2e-3
+SWEEP_S = 10e-3
 """For how long removals are collected."""
 REFUSAL_S = 2.0
 """For how long a refusal of memory stands while nothing was freed: to ask again holds the GIL for `WRITE_TIMEOUT_S`."""
