@@ -100,7 +100,7 @@ class Options:
         doc="Checksum over payload bytes; header and structure always carry one. xxh3 needs the xxhash package.",
     )
     stream_window: int = option(
-        parse=at_least(1), default=16, doc="Chunks of one stream that may be unread before its writer waits."
+        parse=at_least(1), default=64, doc="Chunks of one stream that may be unread before its writer waits."
     )
 
 
