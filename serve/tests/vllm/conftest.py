@@ -18,6 +18,13 @@ import pytest
 collect_ignore_glob = [] if importlib.util.find_spec("vllm_omni") else ["test_*.py"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give a case the time to start a server of four processes on two busy cores."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint that every pipeline of the rig serves."""

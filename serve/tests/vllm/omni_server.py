@@ -27,8 +27,8 @@ from typing import Any, Self
 import psutil
 import yaml
 
-READY_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 45.0
+READY_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
 DEPLOYS = Path(__file__).parent / "deploy"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -183,6 +183,12 @@ class Process:
                     tail = "\n".join(self._lines[-60:])
                     raise AssertionError(f"no line like {pattern!r} in {self.log}; it ends:\n{tail}")
                 self._grew.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end; returns the exit status."""
+        status = self._process.wait(timeout)
+        self._reader.join(timeout=10)
+        return status
 
     def tree(self) -> list[psutil.Process]:
         """The process and its descendants."""

@@ -9,67 +9,100 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import pytest
-from omni_server import ONE_PROCESS_A_STAGE, Server, wait_until
+from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Server, wait_until
 
 from omni_connector_core import plugin_manager
+from omni_connector_core.services import Service
 
-Pair = tuple[str, str]
+PUT_TIMEOUT_S = 5.0
+# The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
+TTL_S = 10
+_ALWAYS = frozenset({"puts", "gets", "put_bytes", "get_bytes", "pending", "bytes_held", "expired"})
 
 
-def pairs() -> list[Pair]:
+def pairs() -> list[tuple[str, str]]:
     """The installed backends, two by two; one that is left over carries both edges."""
     specs = [plugin_manager.spec(name) for name in plugin_manager.names()]
     names = [spec.name for spec in specs if spec.capabilities.cross_host and spec.sdk_present()]
     return list(itertools.zip_longest(names[::2], names[1::2], fillvalue=names[-1] if names else ""))
 
 
-@contextlib.contextmanager
-def service_of(backend: str) -> Iterator[dict[str, Any]]:
-    """The options of a backend, with the daemons that it needs running."""
-    start = plugin_manager.spec(backend).load_service()
-    if start is None:
-        yield {}
-    else:
-        with start() as service:
-            yield dict(service.config())
+@dataclass(frozen=True)
+class Carrier:
+    """A backend, with the daemons that it needs."""
+
+    backend: str
+    service: Service | None
+
+    @property
+    def connector(self) -> dict[str, Any]:
+        """Its entry in a deploy file."""
+        options = {} if self.service is None else self.service.config()
+        return {"name": self.backend, "extra": {"timeout_s": PUT_TIMEOUT_S, "ttl_s": TTL_S, **options}}
 
 
 @pytest.fixture(scope="module", params=pairs(), ids="+".join)
-def connectors(request: pytest.FixtureRequest) -> Iterator[tuple[Pair, dict[str, Any]]]:
-    """Two backends, and the changes to the three-stage deploy file that put one on each edge."""
-    first, second = request.param
-    with service_of(first) as first_options, service_of(second) as second_options:
-        changes = {
-            "connectors.edge": {"name": first, "extra": first_options},
-            "connectors.other": {"name": second, "extra": second_options},
-            "stages.1.output_connectors": {"to_stage_2": "other"},
-            "stages.2.input_connectors": {"from_stage_1": "other"},
+def carriers(request: pytest.FixtureRequest) -> Iterator[dict[str, Carrier]]:
+    """Which backend carries which edge; one service for both edges where they have the same."""
+    with contextlib.ExitStack() as running:
+        services: dict[str, Service | None] = {}
+        for backend in dict.fromkeys(request.param):
+            start = plugin_manager.spec(backend).load_service()
+            services[backend] = None if start is None else running.enter_context(start())
+        yield {
+            edge: Carrier(backend, services[backend])
+            for edge, backend in zip(("0->1", "1->2"), request.param, strict=True)
         }
-        yield (first, second), changes
 
 
-@pytest.mark.parametrize(("audio", "async_chunk"), [("three", False), ("three chunks", True)], ids=["full", "chunks"])
-def test_two_backends_in_one_pipeline(
-    serve: Callable[..., Any], connectors: tuple[Pair, dict[str, Any]], audio: str, async_chunk: bool
-) -> None:
-    (first, second), changes = connectors
-    with serve("three", {**changes, "async_chunk": async_chunk}, environment=ONE_PROCESS_A_STAGE) as server:
-        edges = {"0->1": first, "1->2": second}
-        server.assert_serves(audio, edges)
-        for edge, backend in edges.items():
-            server.assert_memory_returns(edge, backend)
-        assert_no_failures(server, edges)
+@contextlib.contextmanager
+def three_stages(serve: Callable[..., Any], carriers: dict[str, Carrier], *, async_chunk: bool) -> Iterator[Server]:
+    """Serve the three-stage pipeline over the two backends."""
+    first, second = carriers.values()
+    changes = {
+        "async_chunk": async_chunk,
+        "connectors.edge": first.connector,
+        "connectors.other": second.connector,
+        "stages.1.output_connectors": {"to_stage_2": "other"},
+        "stages.2.input_connectors": {"from_stage_1": "other"},
+    }
+    with serve("three", changes, environment=ONE_PROCESS_A_STAGE) as server:
+        yield server
 
 
-def assert_no_failures(server: Server, edges: dict[str, str]) -> None:
-    """No transfer failed on the way, not even one that was tried again."""
-    known = {"puts", "gets", "put_bytes", "get_bytes", "pending", "bytes_held", "expired"}
+def assert_carries(server: Server, carriers: dict[str, Carrier], audio: str) -> None:
+    """The audio is right, the memory comes back, and no transfer failed, not even one that was tried again."""
+    edges = {edge: carrier.backend for edge, carrier in carriers.items()}
+    server.assert_serves(audio, edges)
     for edge, backend in edges.items():
+        server.assert_memory_returns(edge, backend)
         for role in ("producer", "consumer"):
-            wait_until(lambda end=(backend, edge, role): bool(server.stats(*end)), 10, "no counters")
             counters = server.stats(backend, edge, role)
-            assert not counters["expired"]
-            assert {name: count for name, count in counters.items() if name not in known} == {}
+            assert {name: count for name, count in counters.items() if name not in _ALWAYS} == {}
+
+
+def test_chunks(serve: Callable[..., Any], carriers: dict[str, Carrier]) -> None:
+    with three_stages(serve, carriers, async_chunk=True) as server:
+        assert_carries(server, carriers, "three chunks")
+
+
+def test_full_payload_and_a_service_that_dies_and_comes_back(
+    serve: Callable[..., Any], carriers: dict[str, Carrier]
+) -> None:
+    with three_stages(serve, carriers, async_chunk=False) as server:
+        assert_carries(server, carriers, "three")
+        for service in {carrier.service for carrier in carriers.values()} - {None}:
+            assert service is not None
+            for daemon in service.daemons.values():
+                daemon.kill()
+            reply = server.chat("hello 0")
+            assert reply.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            assert reply.seconds < 12 * PUT_TIMEOUT_S
+            for name in list(service.daemons):
+                service.restart(name)
+            wait_until(lambda: server.chat("hello 1").sha256 == AUDIO["three"][1], 120, "it does not serve again")

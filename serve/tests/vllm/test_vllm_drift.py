@@ -16,6 +16,7 @@ from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm_omni.distributed.omni_connectors import factory
 from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import OmniChunkTransferAdapter
 from vllm_omni.distributed.omni_connectors.utils import initialization
 from vllm_omni.plugins import OMNI_DEFAULT_PLUGINS_GROUP
 
@@ -101,6 +102,12 @@ def test_abort_cleans_up_what_is_an_instance_of_the_built_in_class() -> None:
     assert source.count("isinstance(self.connector, SharedMemoryConnector)") == 2
     register()
     assert issubclass(ConnectorAdapter, SharedMemoryConnector)
+
+
+def test_the_wait_for_a_chunk_has_a_clock() -> None:
+    source = inspect.getsource(OmniChunkTransferAdapter.collect_timed_out_request_ids)
+    assert "in self._waiting_since.items() if now - started > timeout_s" in source
+    assert "self.request_ids_mapping[req_id] = external_req_id" in inspect.getsource(OmniChunkTransferAdapter)
 
 
 def test_entry_points() -> None:

@@ -7,15 +7,13 @@ The outputs equal those of single processes. What the connector sees in each of 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omni_server import AUDIO, ENVIRONMENT, stats_of, write_deploy
+from omni_server import AUDIO, READY_TIMEOUT_S, Process, stats_of, write_deploy
 
 OURS = {"0->1": "shared_memory"}
 TWO_DEVICES_EACH = {"stages.0.devices": "2,3", "stages.1.devices": "4,5"}
@@ -66,7 +64,7 @@ def test_pipeline_parallel_middle_stage(serve: Callable[..., Any]) -> None:
             {
                 "stages.0.tensor_parallel_size": 2,
                 "stages.0.devices": "2,3",
-                "stages.1.parallel_config": {"ulysses_degree": 2},
+                "stages.1.ulysses_degree": 2,
                 "stages.1.devices": "4,5",
             },
             id="tp2-to-ulysses2",
@@ -77,20 +75,17 @@ def test_kv_cache_to_a_diffusion_stage(model: Path, tmp_path: Path, changes: Map
     deploy = write_deploy(tmp_path / "deploy.yaml", "kv", changes)
     environment = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_DEPLOY_CONFIG": str(deploy)}
     command = [sys.executable, str(Path(__file__).parent / "kv_client.py"), str(deploy), str(model)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    lines = done.stdout.splitlines()
+    client = Process(command, environment, tmp_path / "client.log")
+    try:
+        status = client.wait(READY_TIMEOUT_S)
+    finally:
+        left_behind = client.join(client.terminate())
+    lines = client.lines()
+    assert status == 0, "\n".join(lines[-60:])
+    assert left_behind == []
     audio = [json.loads(line)["sha256"] for line in lines if line.startswith('{"prompt"')]
     assert audio == list(AUDIO["kv"])
     produced, consumed = (stats_of(lines, "shared_memory", "0->1", role) for role in ("producer", "consumer"))
     # a payload and a KV cache (or a shard for each sending rank) for each request
     assert produced["puts"] == consumed["gets"] >= 4
-    assert "Created connector: SharedMemoryConnector" not in done.stdout
+    assert not [line for line in lines if "Created connector: SharedMemoryConnector" in line]

@@ -68,16 +68,29 @@ class TestFullPayload:
         server.assert_memory_returns("0->1", "shared_memory")
 
 
-class TestChunks:
-    """One process a stage; async chunks."""
+class TestThreeStagesOfChunks:
+    """One process a stage; async chunks through three stages; a connector with little room."""
 
     @pytest.fixture(scope="class")
     def server(self, serve: Serve) -> Iterator[Server]:
-        with serve("two", {"async_chunk": True}, environment=ONE_PROCESS_A_STAGE) as server:
+        # The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
+        changes = {"async_chunk": True, "connectors.edge.extra": {"capacity_bytes": "64KiB", "ttl_s": 5}}
+        with serve("three", changes, environment=ONE_PROCESS_A_STAGE) as server:
             yield server
 
     def test_audio(self, server: Server) -> None:
-        server.assert_serves("two chunks", OURS)
+        server.assert_serves("three chunks", {"0->1": "shared_memory", "1->2": "shared_memory"})
+
+    def test_what_cannot_be_sent_fails_its_request_alone_and_at_once(self, server: Server) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            too_long, other = pool.map(server.chat, ["x" * 400, "hello 0"])
+        assert too_long.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert too_long.seconds < 30
+        assert other.sha256 == AUDIO["three chunks"][0]
+        [put] = [line for line in server.lines() if "put failed: request=" in line]
+        assert "edge=0->1" in put
+        assert "cause=PayloadTooLargeError" in put
+        server.assert_memory_returns("0->1", "shared_memory")
 
 
 class TestChunksDropIn:

@@ -28,6 +28,7 @@ from omni_connector_serve.vllm_omni.lost import LostKeys
 from omni_connector_serve.vllm_omni.payloads import delivered, wire_payload
 from omni_connector_serve.vllm_omni.place import this_place
 from omni_connector_serve.vllm_omni.report import Once, logger
+from omni_connector_serve.vllm_omni.stalled import end_wait
 
 __all__ = ["ConnectorAdapter"]
 
@@ -199,7 +200,8 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         try:
             payload = take(self._open(edge, Role.CONSUMER).connector)
         except Exception as error:  # raising in a poll loop is a traceback per millisecond
-            self._report("get", edge, key, error)
+            told = not getattr(error, "retryable", False) and end_wait(edge, key)
+            self._report("get", edge, key, error, "the request fails now" if told else "")
             return None
         return None if payload is NOT_READY else delivered(payload)
 
@@ -213,17 +215,18 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             except OmniConnectorError as failure:
                 self._report("fail", edge, key, failure)
 
-    def _report(self, operation: str, edge: Edge, key: str, error: Exception) -> None:
+    def _report(self, operation: str, edge: Edge, key: str, error: Exception, consequence: str = "") -> None:
         if self._once.first(operation, edge, key, type(error)):
             ours = isinstance(error, OmniConnectorError)
             logger.error(
-                "%s failed: request=%s edge=%s key=%s cause=%s: %s",
+                "%s failed: request=%s edge=%s key=%s cause=%s: %s%s",
                 operation,
                 _request_of(key, edge),
                 edge,
                 key,
                 type(error).__name__,
                 error,
+                f" ({consequence})" if consequence else "",
                 exc_info=None if ours else error,
             )
 
