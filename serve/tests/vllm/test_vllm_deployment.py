@@ -15,13 +15,14 @@ from omni_server import write_deploy
 
 from omni_connector_core import ConfigError, Edge
 from omni_connector_serve.vllm_omni.backends import DROP_IN_ENV, drop_in_names
+from omni_connector_serve.vllm_omni.check import faults_of
 from omni_connector_serve.vllm_omni.deployment import (
     DEPLOY_ENV,
     NAMESPACE_ENV,
     adopt_command_line,
     read_deployment,
 )
-from omni_connector_serve.vllm_omni.startup import check_deploy_file, faults_of
+from omni_connector_serve.vllm_omni.startup import check_deploy_file
 
 UPSTREAM_DEPLOYS = Path(vllm_omni.__file__).parent / "deploy"
 
@@ -119,6 +120,22 @@ def test_edges_alone_are_refused_where_a_backend_of_ours_is_named(tmp_path: Path
 def test_upstreams_own_deploy_files_start_with_drop_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DROP_IN_ENV, "1")
     check_deploy_file(path)
+
+
+def test_a_stage_that_drop_in_divides_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {**other_edge("MoriTransferEngineConnector"), "connectors.edge.name": "SharedMemoryConnector"}
+    path = write_deploy(tmp_path / "d.yaml", "three", changes)
+    check_deploy_file(path)
+    monkeypatch.setenv(DROP_IN_ENV, "SharedMemoryConnector")
+    with pytest.raises(ConfigError, match="one connector for both directions"):
+        check_deploy_file(path)
+
+
+def test_built_in_options_are_understood_with_drop_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DROP_IN_ENV, "1")
+    extra = {"shm_threshold_bytes": 65536, "codec_chunk_frames": 25, "mine": 1, "pipeline_options": ["mine"]}
+    changes = {"connectors.edge": {"name": "SharedMemoryConnector", "extra": extra}}
+    assert faults_of(write_deploy(tmp_path / "d.yaml", "two", changes)) == []
 
 
 def test_drop_in_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from vllm_omni.plugins import OMNI_DEFAULT_PLUGINS_GROUP
 
 from omni_connector_core import plugin_manager
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.backends import our_names
 from omni_connector_serve.vllm_omni.extra import upstream_options
 from omni_connector_serve.vllm_omni.plugin import register
 
@@ -90,7 +91,8 @@ def test_factory() -> None:
 
 
 def test_built_in_names() -> None:
-    built_in = set(factory.OmniConnectorFactory.list_registered_connectors())
+    built_in = set(factory.OmniConnectorFactory.list_registered_connectors()) - our_names()
+    assert built_in == upstream_options().built_in
     drop_ins = [plugin_manager.spec(name).drop_in for name in plugin_manager.names()]
     assert {drop_in.name for drop_in in drop_ins if drop_in is not None} <= built_in
     assert upstream_options().aliases.items() <= {("MooncakeConnector", "MooncakeStoreConnector")}

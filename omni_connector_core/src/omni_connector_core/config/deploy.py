@@ -249,9 +249,11 @@ class _Reader:
         for key in extra:
             if key in RUNTIME_KEYS:
                 self._fault(extra.at(key), f"{what}: {key!r} does not belong in a file: the runtime says who is who")
-        pipeline_options = plain(given.get("pipeline_options")) or ()
+        options = plain(extra)
+        # in extra too, which is all that vLLM-Omni passes on
+        pipeline_options = options.pop("pipeline_options", None) or plain(given.get("pipeline_options")) or ()
         where = {str(key): extra.at(key) for key in extra}
-        return ConnectorConfig(names[0], plain(extra), tuple(pipeline_options), position, where)
+        return ConnectorConfig(names[0], options, tuple(pipeline_options), position, where)
 
     def _side(self, stage_id: str, stage: Mapped, side: str, prefix: str, ids: list[str]) -> None:
         named = stage.get(side)

@@ -15,6 +15,7 @@ from omni_connector_core.options import suggestion
 from omni_connector_serve.runtime.messages import EdgeSpec
 from omni_connector_serve.runtime.pipeline import ConnectorSpec, Pipeline, ServeSettings, StageSpec, connect
 from omni_connector_serve.runtime.stage import REQUEST, RESPONSE
+from omni_connector_serve.vllm_omni.check import faults_of
 
 __all__ = ["load_pipeline", "pipeline_faults"]
 
@@ -62,7 +63,7 @@ def pipeline_faults(path: str | Path) -> list[ConfigError]:
         reader = _Reader(config, None)
         reader.read()
         return reader.faults
-    return check_backends(config)
+    return faults_of(Path(path))
 
 
 class _Reader:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omni_connector_core import ConfigError, Edge
+from omni_connector_core import Edge
 
 NAMESPACE_ENV = "OMNI_CONNECTOR_NAMESPACE"
 DEPLOY_ENV = "OMNI_CONNECTOR_DEPLOY_CONFIG"
@@ -49,32 +49,6 @@ class Deployment:
     def leaving(self, stage: str) -> list[Edge]:
         """The edges on which a stage produces."""
         return [edge for edge in self.edges if edge.producer == stage]
-
-    def check(self, ours: frozenset[str]) -> None:
-        """Refuse what the engine would accept, and then hang on.
-
-        Parameters
-        ----------
-        ours
-            The connector names that this adapter answers to.
-
-        Raises
-        ------
-        ConfigError
-            A stage takes from a connector of another make and sends over one of ours. The engine gives a stage one
-            connector for both; ours would never be made.
-        """
-        for edge, settings in self.edges.items():
-            for next_edge in self.leaving(edge.consumer):
-                following = self.edges[next_edge]
-                if (settings.name in ours) != (following.name in ours):
-                    raise ConfigError(
-                        f"stage {edge.consumer} takes from {edge} over {settings.name} and sends to {next_edge} over "
-                        f"{following.name}, and only one of them is omni-connector's: vLLM-Omni gives a stage one "
-                        "connector for both directions",
-                        edge=next_edge,
-                        hint="Name omni-connector backends on both edges; they may differ from each other",
-                    )
 
 
 def adopt_command_line(arguments: Sequence[str]) -> Path | None:

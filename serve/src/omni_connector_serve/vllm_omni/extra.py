@@ -25,6 +25,7 @@ class UpstreamOptions:
     engine: frozenset[str]
     pipeline: frozenset[str]
     unread: frozenset[str]
+    built_in: frozenset[str]
     aliases: Mapping[str, str]
 
 
@@ -33,7 +34,7 @@ def upstream_options() -> UpstreamOptions:
     """Read the table, once."""
     text = importlib.resources.files(__package__).joinpath("upstream_options.toml").read_text()
     table = tomllib.loads(text)
-    sets = {name: frozenset(table[name]) for name in ("engine", "pipeline", "unread")}
+    sets = {name: frozenset(table[name]) for name in ("engine", "pipeline", "unread", "built_in")}
     return UpstreamOptions(**sets, aliases=table["aliases"])
 
 

@@ -48,7 +48,7 @@ def register() -> None:
     # On abort the engine cleans up what a stream had put, but only in instances of this class.
     SharedMemoryConnector.register(ConnectorAdapter)
     deploy = adopt_command_line(sys.argv)
-    if deploy is not None and deploy.exists():
+    if deploy is not None and deploy.exists():  # else the engine says so
         check_deploy_file(deploy)
 
 
