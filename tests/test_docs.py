@@ -6,13 +6,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from omni_connector_core.config import check_backends, parse
+from omni_connector_serve.vllm_omni.backends import drop_in_names
+from omni_connector_serve.vllm_omni.extra import upstream_options
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("plugins/*/README.md")]
 )
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -34,6 +41,35 @@ def test_the_code_in_the_documentation_runs(code: str, tmp_path: Path) -> None:
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def deploy_files() -> list[object]:
+    """Every yaml block that names a connector; one without stages is completed with two."""
+    found = []
+    for page in PAGES:
+        for number, text in enumerate(YAML.findall(page.read_text())):
+            document = yaml.safe_load(text)
+            if isinstance(document, dict) and {"connector", "connectors"} & document.keys():
+                if "stages" not in document:
+                    sides = (
+                        {}
+                        if "connector" in document
+                        else {"output_connectors": {"to_stage_1": next(iter(document["connectors"]))}}
+                    )
+                    document |= {"stages": [{"stage_id": 0, **sides}, {"stage_id": 1}], "edges": [{"from": 0, "to": 1}]}
+                found.append(pytest.param(document, id=f"{page.relative_to(ROOT)}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("document", deploy_files())
+def test_the_deploy_files_in_the_documentation_are_right(document: dict[str, Any]) -> None:
+    config, upstream = parse(document), upstream_options()
+    assert (
+        check_backends(
+            config, aliases=drop_in_names(), foreign_options=upstream.engine | upstream.pipeline | upstream.unread
+        )
+        == []
+    )
 
 
 def test_generated_tables_are_up_to_date() -> None:
