@@ -65,5 +65,5 @@ def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
 
 def names_in(directory: str) -> set[str]:
-    """Files in a directory, without the message queues between vLLM's own processes."""
-    return {path.name for path in Path(directory).iterdir() if not path.name.startswith(("psm_", "sem."))}
+    """Files in a directory, without what vLLM's own processes share (their queues, a CPU's all-reduce)."""
+    return {path.name for path in Path(directory).iterdir() if not path.name.startswith(("psm_", "sem.", "vllm_dist_"))}
