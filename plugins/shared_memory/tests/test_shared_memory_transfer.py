@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -57,6 +58,31 @@ def test_a_get_wakes_up_for_a_producer_that_comes_while_it_waits(edge: Edge) -> 
         with edge.open(Role.PRODUCER, replica=3) as producer:
             producer.put("k", "late")
             assert waiting.result(20) == "late"
+
+
+def test_all_that_wait_for_a_producer_get_one_read_each(tmp_path: Path) -> None:
+    for _ in range(40):
+        edge = Edge(tmp_path / "run")
+        with ExitStack() as ends, ThreadPoolExecutor(3) as pool:
+            consumers = [ends.enter_context(edge.open(Role.CONSUMER)) for _ in range(3)]
+            waiting = [pool.submit(consumer.get, "k") for consumer in consumers]
+            producer = ends.enter_context(edge.open(Role.PRODUCER))
+            producer.put("k", "all", readers=3)
+            assert [one.result(20) for one in waiting] == ["all"] * 3
+            assert eventually(lambda: producer.transport.usage().bytes_held == 0)
+
+
+def test_a_second_producer_may_appear_while_a_get_waits(edge: Edge) -> None:
+    with edge.open(Role.PRODUCER) as first, edge.open(Role.PRODUCER, replica=1) as second:
+        with edge.open(Role.CONSUMER) as consumer, ThreadPoolExecutor(2) as pool:
+            first.put("warm", 0)
+            assert consumer.get("warm") == 0
+            one, other = pool.submit(consumer.get, "one"), pool.submit(consumer.get, "other")
+            second.put("other", 2)
+            assert other.result(20) == 2
+            first.put("one", 1)
+            assert one.result(20) == 1
+            assert first.transport.usage().pending == second.transport.usage().pending == 0
 
 
 def test_a_poll_and_a_get_of_one_key_do_not_steal_from_each_other(edge: Edge) -> None:
@@ -170,7 +196,7 @@ def test_views_stay_valid_when_everything_else_is_gone(edge: Edge) -> None:
             pipe.recv()
         view = conn.get("a")
         handle = conn.submit_get("b")
-        assert handle.done()
+        assert eventually(handle.done)
         process.kill()
         process.join()
         conn.close()

@@ -121,6 +121,8 @@ class Connection:
         match message:
             case protocol.Lookup():
                 self._look_up(message)
+            case protocol.Confirm(lookups):
+                self.channel.send(protocol.Waiting(lookups))
             case protocol.Cancel(lookups):
                 self._cancel(lookups)
             case protocol.Unread(tickets):

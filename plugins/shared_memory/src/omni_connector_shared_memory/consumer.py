@@ -204,9 +204,9 @@ class ConsumerEnd:
         for interest in self._interests.values():
             if link in interest.asked:
                 # with one producer nobody had to say that it does not hold a key; now it matters
-                for other in interest.asked.keys() - interest.silent:
+                for other in interest.asked.keys() - interest.silent - {link}:
                     interest.silent.add(other)
-                    self._send_lookup(other, interest.asked[other], [interest], answer=True)
+                    other.channel.send(protocol.Confirm([interest.asked[other]]))
 
     def _part(self, link: Link) -> None:
         """Note that a producer is gone."""
@@ -247,17 +247,14 @@ class ConsumerEnd:
                 self._lookups[lookup] = interest
                 if answer:
                     interest.silent.add(link)
-            self._send_lookup(link, first, some, answer=answer)
+            keys: list[protocol.PackedKey] = [interest.key for interest in some]
+            link.channel.send(protocol.Lookup(first, keys, answer))
 
     def _numbers(self, count: int) -> int:
         """Return the first of some numbers that name lookups and calls."""
         first = self._number + 1
         self._number += count
         return first
-
-    def _send_lookup(self, link: Link, first: int, interests: list[Interest], *, answer: bool) -> None:
-        keys: list[protocol.PackedKey] = [interest.key for interest in interests]
-        link.channel.send(protocol.Lookup(first, keys, answer))
 
     def _outcome(self, target: Target, *, answer: bool = False) -> Claimed | OmniConnectorError | None:
         """Return what has become of a target, None while that is open; asks for it if nobody has."""

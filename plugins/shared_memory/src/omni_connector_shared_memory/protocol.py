@@ -6,6 +6,7 @@
     (connects)                        -->   Welcome + the files of pool and board, or Refused
     Lookup(first, keys)               -->   for each key, now or when it is put: Found, or Ended with an error
                                             Waiting for those that are not there, when asked to answer
+    Confirm(lookups)                  -->   Waiting, after whatever was found before
     Cancel(lookups)                   -->
     Unread(tickets)                   -->   gives reads back
     Released()                        -->   only while the board says that the producer waits for room
@@ -109,6 +110,12 @@ class Lookup(_Message, tag=16):
     """Say `Waiting` for those that are not there."""
 
 
+class Confirm(_Message, tag=24):
+    """Asks to hear that nothing was found so far."""
+
+    lookups: list[int]
+
+
 class Cancel(_Message, tag=17):
     """The consumer no longer waits for these."""
 
@@ -150,7 +157,7 @@ class Leave(_Message, tag=23):
 
 
 ToConsumer: TypeAlias = Welcome | Refused | Found | Waiting | Ended | Here | Done | Bye
-ToProducer: TypeAlias = Lookup | Cancel | Unread | Released | Presence | Cleanup | Ping | Leave
+ToProducer: TypeAlias = Lookup | Confirm | Cancel | Unread | Released | Presence | Cleanup | Ping | Leave
 
 encode = msgspec.msgpack.Encoder().encode
 decode_at_consumer = msgspec.msgpack.Decoder(ToConsumer).decode

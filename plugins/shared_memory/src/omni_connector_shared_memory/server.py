@@ -43,6 +43,7 @@ class Server:
         self._wanting = False
         self._closing = False
         self._wakes_at_s = math.inf
+        self._wake_lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -59,7 +60,7 @@ class Server:
         """Make sure that expiries are looked at by a point in time (monotonic clock)."""
         if at_s < self._wakes_at_s:
             self._wakes_at_s = at_s
-            os.eventfd_write(self._wake, 1)
+            self._wake_up()
 
     def reclaim(self) -> None:
         """End all claims that consumers released."""
@@ -75,8 +76,11 @@ class Server:
     def close(self) -> None:
         """Say goodbye to all consumers and end the thread."""
         self._closing = True
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
         self._thread.join()
+        with self._wake_lock:
+            os.close(self._wake)
+            self._wake = -1
 
     def abandon(self) -> None:
         """In a forked child, where the thread does not exist: close the files, so that only the parent keeps them open."""
@@ -97,7 +101,11 @@ class Server:
                 connection.close()
             self.connections = ()
             self._epoll.close()
-            os.close(self._wake)
+
+    def _wake_up(self) -> None:
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _serve(self) -> None:
         now_s = time.monotonic()
