@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import omni_connector_contract_tests
+from omni_connector_contract_tests.plugin import PEERS
 from omni_connector_core import BackendSpec, plugin_manager
 
 SUITE = Path(omni_connector_contract_tests.__file__).parent / "test_contract.py"
@@ -24,10 +25,15 @@ WITHOUT = (
 class Outcome:
     """Collects the reports of a run."""
 
-    def __init__(self):
+    def __init__(self, peers):
+        self.peers = peers
         self.failed = {}
         self.passed = set()
         self.broken = []
+
+    def pytest_configure(self, config):
+        if self.peers is not None:
+            config.stash[PEERS] = self.peers
 
     def pytest_runtest_logreport(self, report):
         test = report.nodeid.split("::", 1)[-1]
@@ -43,10 +49,10 @@ class Outcome:
             self.broken.append(report.longreprtext)
 
 
-def run_contract(spec: BackendSpec, *tests: str, patience_s: float, config: Path | None = None) -> Outcome:
-    """Run tests (``Class::test``; none: all) of the contract on a backend."""
+def run_contract(spec: BackendSpec, *tests: str, patience_s: float, config: Path | None = None, peers=None) -> Outcome:
+    """Run tests (``Class::test``; none: all) of the contract on a backend, with peers of its own or lent ones."""
     plugin_manager.register(spec)
-    outcome = Outcome()
+    outcome = Outcome(peers)
     arguments = [*(f"{SUITE}::{test}" for test in tests)] or [str(SUITE)]
     arguments += [f"--rootdir={SUITE.parent}", "-c", "/dev/null", "--connector", spec.name]
     arguments += [f"--contract-patience={patience_s}", *(f"-pno:{name}" for name in WITHOUT)]

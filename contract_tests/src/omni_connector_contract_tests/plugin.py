@@ -20,6 +20,8 @@ pytest.register_assert_rewrite("omni_connector_contract_tests.suite", "omni_conn
 
 PATIENCE_S = 30.0
 CALLS_AT_ONCE = 16
+PEERS = pytest.StashKey[Peers]()
+"""Peers that outlive one run; who makes them warms them up and ends them."""
 BUILT_IN = Path(__file__).parent
 
 
@@ -102,6 +104,9 @@ def connector_backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def contract_peers(pytestconfig: pytest.Config, connector_backend: Backend) -> Iterator[Peers]:
     """Keep the processes in which ends live; each made a transfer before the first test counts what it holds."""
+    if PEERS in pytestconfig.stash:
+        yield pytestconfig.stash[PEERS]
+        return
     peers = Peers(
         processes=connector_backend.capabilities.cross_process,
         patience_s=pytestconfig.getoption("contract_patience"),

@@ -16,7 +16,7 @@ from omni_connector_contract_tests.harness.eventually import WITHIN_SECONDS_S, e
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.worker import Run
 
-__all__ = ["FileProbe", "Held", "LeakProbe", "files_of", "held"]
+__all__ = ["FileProbe", "Held", "LeakProbe", "check_gone", "files_of", "held"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def files_of(peers: Peers) -> set[str]:
 class LeakProbe:
     """Compares what the session's peers hold before and after. Ask when all ends are closed.
 
-    When a peer was started or killed in between, what the others hold is not compared: an engine keeps a connection to each
-    peer that it ever met.
+    When a peer was started or killed in between, nothing is compared: an engine keeps a connection to each peer that it ever
+    met, and who was killed had no time to tidy up.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -99,12 +99,15 @@ class LeakProbe:
 
     def left_behind(self, *, collect: bool = True) -> list[str]:
         """Say what is there now that was not there before."""
-        found: list[str] = []
-        if self._cast == self._peers.past_pids:
-            now = self._look(collect=collect)
-            for pid, before in self._held.items():
-                if pid in now:
-                    found += [f"process {pid}: {what}" for what in now[pid].more_than(before)]
+        if self._cast != self._peers.past_pids:
+            return []
+        now = self._look(collect=collect)
+        found = [
+            f"process {pid}: {what}"
+            for pid, before in self._held.items()
+            if pid in now
+            for what in now[pid].more_than(before)
+        ]
         return found + sorted(files_of(self._peers) - self._files)
 
     def check(self) -> None:

@@ -66,8 +66,8 @@ class ObjectStore(ABC):
         Parameters
         ----------
         ttl_s
-            They will have been removed by then; a store with native expiry may use it (rounded up, with slack) to be rid
-            of what a dead process left. Another one ignores it.
+            They will have been removed by then (0: they stay); a store with native expiry may use it (rounded up, with
+            slack) to be rid of what a dead process left. Another one ignores it.
 
         Raises
         ------

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +19,8 @@ from omni_connector_core import BackendUnavailableError, Deadline
 from omni_connector_core.frame import Frame
 from omni_connector_core.store import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
+
+FOR_EVER_S = 10 * 365 * 86400.0
 
 
 class FileStore(ObjectStore):
@@ -30,23 +33,24 @@ class FileStore(ObjectStore):
         self._capacity_bytes = capacity_bytes
         with _errors_as_ours():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sweep()
 
     def create(self, objects: Sequence[NewObject], *, ttl_s: float, deadline: Deadline) -> None:
         """Write each beside its place, then move them there."""
         with _errors_as_ours():
-            written = [(self._write(item.content), self._folder / item.name) for item in objects]
+            written = [(self._write(item.content, ttl_s), self._folder / item.name) for item in objects]
             for temporary, path in written:
                 temporary.rename(path)
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Move a new file over the old one: a reader sees the one or the other."""
         with _errors_as_ours():
-            self._write(data).rename(self._folder / name)
+            self._write(data, ttl_s).rename(self._folder / name)
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """Link a file to the name, which fails when the name is taken."""
         with _errors_as_ours():
-            temporary = self._write(data)
+            temporary = self._write(data, ttl_s)
             try:
                 os.link(temporary, self._folder / name)
             except FileExistsError:
@@ -106,7 +110,7 @@ class FileStore(ObjectStore):
     def probe(self, *, deadline: Deadline) -> str:
         """Write, read and unlink a file."""
         with _errors_as_ours():
-            path = self._write(b"probe")
+            path = self._write(b"probe", 1.0)
             assert path.read_bytes() == b"probe"
             path.unlink()
             return f"wrote and read a file in {self._folder}"
@@ -124,7 +128,16 @@ class FileStore(ObjectStore):
     def close(self) -> None:
         """Nothing is open."""
 
-    def _write(self, content: Frame | bytes) -> Path:
+    def _sweep(self) -> None:
+        """Unlink what has expired: the time at which a file was last changed is the time at which it does."""
+        now = time.time()
+        for entry in os.scandir(self._folder):
+            unfinished = entry.name.startswith(".")  # whose time is not set yet
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat().st_mtime + (3600 if unfinished else 0) < now:
+                    os.unlink(entry.path)
+
+    def _write(self, content: Frame | bytes, ttl_s: float) -> Path:
         path = self._folder / f".{secrets.token_hex(8)}"
         if isinstance(content, Frame):
             whole = bytearray(content.nbytes)
@@ -133,6 +146,7 @@ class FileStore(ObjectStore):
             whole = bytearray(content)
         try:
             path.write_bytes(whole)
+            os.utime(path, (expires_s := time.time() + (ttl_s or FOR_EVER_S), expires_s))
         except OSError:
             path.unlink(missing_ok=True)
             raise
