@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -29,7 +30,7 @@ from omni_connector_core.metadata import Where
 
 __all__ = ["KVReceive", "KVReceiver"]
 
-LAYERS_AHEAD = 2
+LAYERS_AHEAD = 8
 
 
 class KVReceiver:
@@ -224,15 +225,21 @@ class KVReceive:
         self._greeted = True
 
     def _expect(self) -> None:
-        """Announce the next layers, so that the producer's answers are under way while this one is copied."""
+        """Announce layers, half of `LAYERS_AHEAD` at a time, so that they are under way while earlier ones are copied."""
+        if self._expected > self._next + LAYERS_AHEAD // 2:
+            return
         last = min(self._next + LAYERS_AHEAD, self._receiver.layers.stop)
-        keys = self._keys(max(self._expected, self._next), last)
-        if keys and self._replica is None:
-            self._receiver.connector.transport.expect(keys)
-        self._expected = max(self._expected, last)
+        for producer, keys in self._by_producer(self._expected, last).items():
+            self._receiver.connector.transport.expect(keys, Where(producer=producer))
+        self._expected = last
 
-    def _keys(self, first: int, stop: int) -> list[Key]:
-        return [tile_key(self._request_id, layer, tile) for layer in range(first, stop) for tile, _ in self._tiles]
+    def _by_producer(self, first: int, stop: int) -> dict[Producer | None, list[Key]]:
+        """List the parts of some layers by who sends them; None: any replica may."""
+        keys: dict[Producer | None, list[Key]] = {}
+        for layer, (tile, _) in itertools.product(range(first, stop), self._tiles):
+            producer = self._producer(Rank(tile.source[0], self._pp_of(layer), tile.source[1]))
+            keys.setdefault(producer, []).append(tile_key(self._request_id, layer, tile))
+        return keys
 
     def _producer(self, rank: Rank) -> Producer | None:
         return None if self._replica is None else Producer(self._replica, self._receiver.producer.number_of(rank))
@@ -245,8 +252,9 @@ class KVReceive:
         connector = self._receiver.connector
         if self.complete or connector.closed:
             return
-        for key in self._keys(self._next, self._expected):
-            connector.transport.forget(key, Where())
+        for producer, keys in self._by_producer(self._next, self._expected).items():
+            for key in keys:
+                connector.forget(key, producer=producer)
         if self._ended_there and self._replica is not None:
             with suppress(OmniConnectorError):  # the error that ended the flow is the one to tell
                 self._drop()
@@ -256,14 +264,10 @@ class KVReceive:
     def _drop(self) -> None:
         """Take what other ranks of a producer that ended the flow have sent, and throw it away."""
         connector = self._receiver.connector
-        layers = range(self._next, self._receiver.layers.stop)
-        for tile, _ in self._tiles:
-            for pp, span in enumerate(self._receiver.producer.pp_ranges):
-                producer = self._producer(Rank(tile.source[0], pp, tile.source[1]))
-                keys = [tile_key(self._request_id, layer, tile) for layer in layers if layer in range(*span)]
-                for key, here in zip(keys, connector.exists(keys, producer=producer), strict=True):
-                    if here and connector.poll(key, producer=producer) is NOT_READY:
-                        connector.forget(key, producer=producer)
+        for producer, keys in self._by_producer(self._next, self._receiver.layers.stop).items():
+            for key, here in zip(keys, connector.exists(keys, producer=producer), strict=True):
+                if here and connector.poll(key, producer=producer) is NOT_READY:
+                    connector.forget(key, producer=producer)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,1 @@
+"""Benchmarks of backends, in ratios to what the machine itself can do in the same run."""
