@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PeerLostError
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_core.store.objects import NoRoomError
 from omni_connector_yuanrong.options import YuanrongOptions
 
@@ -76,7 +76,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "Object already exist error": AlreadyExistsError,
     "Out of memory": NoRoomError,
     "No space available": NoRoomError,
-    "Worker pull object not found error": PeerLostError,
+    "Worker pull object not found error": NotThereError,  # removed meanwhile, or its worker was restarted
     "Invalid parameter": OmniConnectorError,
     "Runtime error": OmniConnectorError,
     "Not authorized": OmniConnectorError,
