@@ -36,7 +36,9 @@ def network_backend(two_hosts):  # noqa: F811
     command = [*two_hosts.prefix("b"), sys.executable, "-c", SERVE, ADDRESS["b"]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
         config = json.loads(service.stdout.readline())
-        yield NetworkBackend("mooncake_store", lambda _: {**config, "capacity_bytes": "600MiB", "arena_bytes": "600MiB"})
+        yield NetworkBackend(
+            "mooncake_store", lambda _: {**config, "capacity_bytes": "600MiB", "arena_bytes": "600MiB"}
+        )
         service.stdin.close()
 
 
@@ -76,9 +78,7 @@ def failed_put(acting, timeout):
 def fill_the_arena(acting):
     """Receive payloads in the consumer's process until its arena is full, and keep the views."""
     context = acting.connector.transport.context
-    config = {
-        name: getattr(context.options, name) for name in ("master", "host", "capacity_bytes", "arena_bytes")
-    }
+    config = {name: getattr(context.options, name) for name in ("master", "host", "capacity_bytes", "arena_bytes")}
     filler = create_connector(context.backend, config, namespace=context.namespace, edge=("filler", "nobody"))
     views = acting.kept["views"] = []
     payload = np.full(FILLER_NBYTES, 0x5A, np.uint8)

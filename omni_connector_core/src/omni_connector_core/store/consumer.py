@@ -37,7 +37,7 @@ REFRESH_S = 0.05
 LOSS_S = 10.0
 """For how long a consumer that comes late is told that the only producer is gone, instead of waiting for another."""
 FIRST_PAUSE_S = 100e-6
-LONGEST_PAUSE_S = 10e-3
+LONGEST_PAUSE_S = 20e-3
 BATCH = 256
 """Names in one call."""
 
@@ -61,6 +61,8 @@ class ConsumerEnd:
                     return memory
             except BackendUnavailableError as error:
                 trouble = error
+            except TransferTimeoutError as error:
+                raise trouble or error from error.__cause__
             now = time.monotonic()
             if closed():
                 raise ClosedError("closed while waiting")
@@ -109,7 +111,7 @@ class ConsumerEnd:
             return self._take(*found[0], deadline)
         if self.directory.stale(REFRESH_S):
             self.directory.refresh(deadline)
-        if not any(known.incarnation == slot.incarnation for known in self.directory.known.values()):
+        if self.directory.left(slot):
             raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died, or closed its end")
         return None
 

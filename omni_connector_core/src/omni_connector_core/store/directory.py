@@ -3,12 +3,17 @@
 Each producer claims a slot, the first that is free, and writes there who it is. A consumer looks at a window of slots that
 reaches `WINDOW` beyond the last one that it found taken. A producer is gone when its process is (seen at once on the
 same host), when its slot is, or when its heartbeat did not rise for `SILENCE_S`.
+
+A store that was restarted has forgotten every slot, and producers claim new ones as soon as they notice. A consumer tells
+that from a producer's leaving by a witness, an object of its own that is there as long as the store remembers.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_connector_core.deadline import Deadline
@@ -23,6 +28,8 @@ __all__ = ["Directory"]
 
 WINDOW = 32
 """Free slots that are looked at behind the last taken one: so many producers may leave at once and hide nobody."""
+REJOIN_S = 15.0
+"""How long producers have to claim new slots after the store was restarted, seconds; until then none is given up."""
 SILENCE_S = 5.0
 """A producer of another host whose heartbeat (one a second) did not rise for so long is dead."""
 
@@ -54,9 +61,12 @@ class Directory:
         self.refreshed_s = -float("inf")
         self._taken: set[int] = set()
         self._alive: list[Producer] = []
-        self._seen: set[str] = set()
+        self._seen: dict[str, Slot] = {}
+        self._silent: set[str] = set()
         self._lost: dict[str, tuple[Producer, float]] = {}
         self._pulses: dict[str, _Pulse] = {}
+        self._witness: str | None = None
+        self._restarted_s = -float("inf")
         self._lock = threading.Lock()
 
     def scan(self, deadline: Deadline) -> dict[int, Slot]:
@@ -79,20 +89,47 @@ class Directory:
         return slots
 
     def refresh(self, deadline: Deadline) -> None:
-        """See who is there now. Round trips: 2, and 1 for each producer of another host."""
+        """See who is there now. Round trips: 3, and 1 for each producer of another host."""
+        self._check_witness(deadline)
         slots = self.scan(deadline)
         alive = {slot.incarnation: slot for slot in slots.values() if not self.gone(slot, deadline)}
         now = time.monotonic()
         with self._lock:
-            for slot in [*self.known.values(), *slots.values()]:
-                if slot.incarnation in self._seen and slot.incarnation not in alive:
-                    self._lost.setdefault(slot.incarnation, (Producer(slot.replica, slot.rank), now))
-            for slot in alive.values():
-                if slot.process.here() or self._pulses[slot.incarnation].risen:
-                    self._seen.add(slot.incarnation)
+            for incarnation, slot in self._seen.items():
+                if incarnation not in alive and incarnation not in self._lost and self._left(slot, slots):
+                    self._lost[incarnation] = Producer(slot.replica, slot.rank), now
+            for incarnation, slot in alive.items():
+                self._lost.pop(incarnation, None)
+                if slot.process.here() or self._pulses[incarnation].risen:
+                    self._seen[incarnation] = slot
             self.known = slots
             self._alive = [Producer(slot.replica, slot.rank) for slot in alive.values()]
             self.refreshed_s = now
+
+    def left(self, slot: Slot) -> bool:
+        """Whether a producer has left, or died, as of the last refresh."""
+        return self._left(slot, self.known)
+
+    def _left(self, slot: Slot, slots: Mapping[int, Slot]) -> bool:
+        if any(known.incarnation == slot.incarnation for known in slots.values()):
+            return slot.process.dead() or slot.incarnation in self._silent
+        return slot.process.dead() or time.monotonic() - self._restarted_s > REJOIN_S
+
+    def _check_witness(self, deadline: Deadline) -> None:
+        """Notice that the store was restarted; 1 round trip, and 1 to plant a new witness."""
+        witness = self._witness
+        if witness is not None and self._store.exist([witness], deadline=deadline)[0]:
+            return
+        if witness is not None:
+            self._restarted_s = time.monotonic()
+        witness = self.names.witness(secrets.token_hex(8))
+        self._store.replace(witness, b"1", ttl_s=0, deadline=deadline)
+        self._witness = witness
+
+    def close(self, deadline: Deadline) -> None:
+        """Take the witness away."""
+        if self._witness is not None:
+            self._store.remove([self._witness], deadline=deadline)
 
     def stale(self, age_s: float) -> bool:
         """Whether the last refresh is longer ago than `age_s`."""
@@ -134,4 +171,6 @@ class Directory:
             if beat is not None and beat.count != pulse.count:
                 pulse.risen = pulse.count is not None
                 pulse.count, pulse.since_s = beat.count, now
-            return now - pulse.since_s > SILENCE_S
+            silent = now - pulse.since_s > SILENCE_S
+            (self._silent.add if silent else self._silent.discard)(slot.incarnation)
+            return silent

@@ -4,6 +4,7 @@
 
     <scope>:s:<number>                      a producer's slot, through which consumers find it
     <scope>:n:<number>                      a notice of an abandoned request
+    <scope>:w:<random>                      a consumer's witness that the store was not restarted
     <scope>:o:<replica>:<rank>:<incarnation>:     prefix of everything else that a producer owns
         b                                   its heartbeat
         m, r:<mail>                         its mailbox, and an answer
@@ -47,6 +48,10 @@ class Names:
     def notice(self, number: int) -> str:
         """Name a place for a notice."""
         return f"{self.scope}:n:{number}"
+
+    def witness(self, name: str) -> str:
+        """Name a consumer's witness."""
+        return f"{self.scope}:w:{name}"
 
     def owner(self, producer: Producer, incarnation: str) -> Owner:
         """Name what one open producer owns."""

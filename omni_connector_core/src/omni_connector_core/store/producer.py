@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """Longest time between two heartbeats, seconds."""
-TICK_S, BUSY_TICK_S = 0.25, 0.05
-"""How often the keeper looks into its mailbox, idle and with payloads pending; a consumer's cleanup waits for that."""
+BUSY_TICK_S, TICK_S = 0.05, 0.25
+"""How often the keeper looks into its mailbox, with payloads pending and without; a consumer's cleanup waits for that."""
+IDLE_S = 5.0
+"""So long after the last payload was pending, the keeper looks at every heartbeat only."""
 SETTLE_S = 0.25
 """How often the keeper looks which payloads were read."""
 KEEPER_CALL_S = 5.0
@@ -290,6 +292,7 @@ class ProducerEnd:
         Round trips: 1 a tick for the mailbox, 1 a second for the heartbeat; with payloads pending 1 for each 512 of them
         every `SETTLE_S`, and what there is to remove.
         """
+        busy_s = time.monotonic()
         while not self._closing:
             try:
                 self._tick(Deadline(KEEPER_CALL_S))
@@ -299,9 +302,11 @@ class ProducerEnd:
                 log.debug("the store did not answer its keeper: %s", error)
             now = time.monotonic()
             entries = self.book.entries()
-            self._tick_at_s = now + (BUSY_TICK_S if entries else TICK_S)
             if entries:
-                self._tick_at_s = min(self._tick_at_s, max(min(e.expires_s for e in entries), now + 0.01))
+                busy_s = now
+                self._tick_at_s = min(now + BUSY_TICK_S, max(min(e.expires_s for e in entries), now + 0.01))
+            else:
+                self._tick_at_s = now + (TICK_S if now - busy_s < IDLE_S else BEAT_S)
             self._wake.wait(self._tick_at_s - now)
             self._wake.clear()
 

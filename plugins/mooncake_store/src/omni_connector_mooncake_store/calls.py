@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 
-__all__ = ["Calls"]
+__all__ = ["SHORTEST_S", "Calls"]
 
 ResultT = TypeVar("ResultT")
 
@@ -49,9 +49,16 @@ class _Job(Generic[ResultT]):
 
 
 class Calls:
-    """Runs calls. Thread-safe. A call must not raise: an SDK returns codes."""
+    """Runs calls. Thread-safe. A call must not raise: an SDK returns codes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    service
+        Who is called, for messages.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._service = service
         self._idle: deque[SimpleQueue[_Job[Any]]] = deque()
 
     def run(
@@ -87,7 +94,7 @@ class Calls:
             with job.lock:
                 job.abandoned = not job.ended
             if job.abandoned:
-                raise overdue("Mooncake has not answered by the deadline")
+                raise overdue(f"{self._service} has not answered by the deadline")
         return job.result
 
     def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,8 +18,8 @@ from omni_connector_core.arena import Arena, HostMemory, Pool, Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_mooncake_store import sdk
-from omni_connector_mooncake_store.calls import Calls
-from omni_connector_mooncake_store.options import MooncakeStoreOptions, host_towards
+from omni_connector_mooncake_store.calls import SHORTEST_S, Calls
+from omni_connector_mooncake_store.options import MooncakeStoreOptions, address, host_towards
 
 __all__ = ["Client", "shared_client"]
 
@@ -56,7 +57,9 @@ class Client:
 
     def __init__(self, options: MooncakeStoreOptions, deadline: Deadline) -> None:
         self.sdk = sdk.MooncakeDistributedStore()
-        self.calls = Calls()
+        shared = options.mode == "shared"
+        service = f"mooncake_client at {options.client}" if shared else f"mooncake_master at {options.master}"
+        self.calls = Calls(service)
         self._options = options
         self._segments: list[str] = []
         self._small: list[str] = []
@@ -64,13 +67,14 @@ class Client:
         self._late: list[Region] = []
         self._lock = threading.Lock()
         self.name: str | None = None
-        if options.mode == "shared":
-            self._setup_shared(options, deadline)
-        else:
-            self._setup_own(options, deadline)
+        _reach(options.client if shared else options.master, service, deadline)
+        setup = self._setup_shared if shared else self._setup_own
+        code = setup(options, deadline)
+        if code:
+            raise BackendUnavailableError(f"{service} does not answer (code {code})", hint=START_HINT)
         self._arena = self._new_arena()
 
-    def _setup_own(self, options: MooncakeStoreOptions, deadline: Deadline) -> None:
+    def _setup_own(self, options: MooncakeStoreOptions, deadline: Deadline) -> int:
         self.staged = options.protocol == "rdma"
         if self.staged:
             sdk.check_rdma(options.device_name)
@@ -91,23 +95,18 @@ class Client:
             options.device_name,
             options.master,
         )
-        code = self.calls.run(lambda: self.sdk.setup(*arguments), longest_s=SETUP_S, deadline=deadline)
-        if code:
-            raise BackendUnavailableError(
-                f"mooncake_master at {options.master} does not answer (code {code})", hint=START_HINT
-            )
-        self.name = self.sdk.get_hostname()
-        self.detail = f"client {self.name} of the master at {options.master}, over {options.protocol}"
+        code: int = self.calls.run(lambda: self.sdk.setup(*arguments), longest_s=SETUP_S, deadline=deadline)
+        if not code:
+            self.name = self.sdk.get_hostname()
+            self.detail = f"client {self.name} of the master at {options.master}, over {options.protocol}"
+        return code
 
-    def _setup_shared(self, options: MooncakeStoreOptions, deadline: Deadline) -> None:
+    def _setup_shared(self, options: MooncakeStoreOptions, deadline: Deadline) -> int:
         self.staged = True
-        arguments = options.arena_bytes, SDK_BUFFER_NBYTES, options.client
-        code = self.calls.run(lambda: self.sdk.setup_dummy(*arguments), longest_s=SETUP_S, deadline=deadline)
-        if code:
-            raise BackendUnavailableError(
-                f"mooncake_client at {options.client} does not answer (code {code})", hint=START_HINT
-            )
         self.detail = f"over shared memory with the mooncake_client at {options.client}"
+        arguments = options.arena_bytes, SDK_BUFFER_NBYTES, options.client
+        code: int = self.calls.run(lambda: self.sdk.setup_dummy(*arguments), longest_s=SETUP_S, deadline=deadline)
+        return code
 
     def _new_arena(self) -> Arena:
         nbytes = self._options.arena_bytes
@@ -229,6 +228,14 @@ class Client:
                 return  # payloads of the others may lie in any of the segments
             segments, self._segments, self._mounted = self._segments, [], 0
         self.calls.run(lambda: self.sdk.unmount_and_free_segment(segments), longest_s=SETUP_S, deadline=deadline)
+
+
+def _reach(where: str, service: str, deadline: Deadline) -> None:
+    """See whether anybody listens: a setup that waits for a service holds the GIL for 4.4 s."""
+    try:
+        socket.create_connection(address(where), timeout=max(deadline.remaining_s(), SHORTEST_S)).close()
+    except OSError as error:
+        raise BackendUnavailableError(f"{service} does not answer: {error}", hint=START_HINT) from error
 
 
 class _SharedPool(Pool):

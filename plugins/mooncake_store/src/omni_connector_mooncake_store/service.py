@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def start(
     lease_s: float = 10.0,
     client_ttl_s: int = 5,
     shared_bytes: int | str = "1GiB",
+    ports: Sequence[int] | None = None,
 ) -> Service:
     """Start the daemons and wait until they serve.
 
@@ -37,12 +39,14 @@ def start(
         Seconds after which a client that does not ping is dead, and its objects gone.
     shared_bytes
         Memory of the `mooncake_client`.
+    ports
+        Of the master, its HTTP server, and the `mooncake_client`; None: free ones.
 
     Raises
     ------
     ServiceError
     """
-    rpc_port, metrics_port, client_port = free_ports(3, host)
+    rpc_port, metrics_port, *rest = ports or free_ports(3, host)
     service = Service("mooncake_store").offer(mode=mode, master=f"{host}:{rpc_port}")
 
     def serves() -> bool:
@@ -75,14 +79,14 @@ def start(
                     "--metadata_server=P2PHANDSHAKE",
                     f"--master_server_address={host}:{rpc_port}",
                     f"--global_segment_size={byte_size(shared_bytes)}",
-                    f"--port={client_port}",
+                    f"--port={rest[0]}",
                     "--protocol=tcp",
                 ],
                 env=_ENVIRONMENT,
-                ready=lambda: _listens(host, client_port),
+                ready=lambda: _listens(host, rest[0]),
             )
         )
-        service.offer(client=f"{host}:{client_port}")
+        service.offer(client=f"{host}:{rest[0]}")
     return service
 
 
