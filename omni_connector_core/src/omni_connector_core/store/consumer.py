@@ -86,8 +86,9 @@ class ConsumerEnd:
             found = self._look(key, known, deadline)
             if len(found) > 1:
                 found = self._unread(found, deadline)
-            if found and wanted is None and directory.newcomers(deadline):
-                directory.refresh(deadline)
+            dead = bool(found) and all(slot.process.dead() for slot, _ in found)
+            if found and (wanted is None and directory.newcomers(deadline) or dead and directory.stale(REFRESH_S)):
+                directory.refresh(deadline)  # a successor may have the slot, and the key, of one that died
                 continue
             if len(found) > 1:
                 names = sorted(f"replica {slot.replica} rank {slot.rank}" for slot, _ in found)
