@@ -300,8 +300,8 @@ class Server:
         """Every process of the server."""
         return [member for process in self.processes.values() for member in process.tree()]
 
-    def assert_serves(self, audio: str, edges: Mapping[str, str]) -> None:
-        """Two requests give the audio, and every edge's counters move, over the backend that is named.
+    def assert_serves(self, audio: str, edges: Mapping[str, str], *, drop_in: bool = False) -> None:
+        """Two requests give the audio, every edge's counters move, and the built-in connector is not there.
 
         Parameters
         ----------
@@ -309,6 +309,8 @@ class Server:
             A key of `AUDIO`.
         edges
             Edge -> backend.
+        drop_in
+            Whether the backend goes by the built-in connector's name.
         """
         ends = [(backend, edge, *what) for edge, backend in edges.items() for what in _MOVES]
         before = {end: self.stats(*end[:3])[end[3]] for end in ends}
@@ -319,7 +321,7 @@ class Server:
                 10,
                 f"the counters of {end} do not move",
             )
-        assert not [line for line in self.lines() if "Created connector: SharedMemoryConnector" in line]
+        assert drop_in or not [line for line in self.lines() if "Created connector: SharedMemoryConnector" in line]
 
     def assert_memory_returns(self, edge: str, backend: str) -> None:
         """Everything that was put gets read or dropped."""

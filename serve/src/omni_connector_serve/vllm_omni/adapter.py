@@ -32,6 +32,8 @@ from omni_connector_serve.vllm_omni.stalled import end_wait
 
 __all__ = ["ConnectorAdapter"]
 
+_TELL_TIMEOUT_S = 1.0
+
 
 @dataclass(frozen=True)
 class _Open:
@@ -108,8 +110,8 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             )
         except Exception as error:  # whatever it is, the engine knows one return value for it
             self._report("put", edge, put_key, error)
-            self._lost.add(edge, put_key)
-            self._tell_consumers(edge, put_key, error)
+            self._lost.add(edge, put_key, f"put failed: {error}")
+            self._tell_consumers()
             return False, 0, None
         return True, metadata["nbytes"], metadata
 
@@ -147,7 +149,8 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                 self._report("cleanup", open_end.end.edge, request_id, error)
 
     def reap_consumed(self) -> None:
-        """Nothing to do: a backend frees by itself what was read."""
+        """Ten times a second, on the thread that puts: tell consumers what could not be told before."""
+        self._tell_consumers()
 
     def update_sender_info(self, host: str, port: int | None) -> None:
         """Where the engine thinks that the producer is: a hint for gets that bring none."""
@@ -208,12 +211,15 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
     def _of_role(self, role: Role) -> list[_Open]:
         return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]
 
-    def _tell_consumers(self, edge: Edge, key: str, error: Exception) -> None:
-        if (open_end := self._ends.get((edge, Role.PRODUCER))) is not None:
+    def _tell_consumers(self) -> None:
+        """Tell who waits for a lost payload that it will never come; while that fails too, try again later."""
+        for edge, key, reason in self._lost.untold():
             try:
-                open_end.connector.fail(key, f"put failed: {error}")
-            except OmniConnectorError as failure:
-                self._report("fail", edge, key, failure)
+                self._open(edge, Role.PRODUCER).connector.fail(key, reason, timeout=_TELL_TIMEOUT_S)
+                self._lost.told(edge, key)
+            except OmniConnectorError as error:
+                self._report("fail", edge, key, error)
+                return
 
     def _report(self, operation: str, edge: Edge, key: str, error: Exception, consequence: str = "") -> None:
         if self._once.first(operation, edge, key, type(error)):
