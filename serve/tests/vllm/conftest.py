@@ -35,7 +35,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """``with serve("two", {"async_chunk": True}) as server:`` — leaving it fails if anything is left behind."""
+    """``with serve("two", {"async_chunk": True}) as server:``: leaving it fails if anything is left behind.
+
+    ``killed=True`` says that the test kills processes of the server.
+    """
     from omni_server import Server, write_deploy
 
     @contextlib.contextmanager
@@ -57,7 +60,9 @@ def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
             yield server
         assert server.left_behind == []
         assert names_in("/dev/shm") - shared_before == set()
-        if not killed:
+        # vLLM kills an engine whose workers take more than five seconds to go; the socket of a killed process stays, for the
+        # next one of its edge to remove.
+        if not killed and not any("force killing remaining process" in line for line in server.lines()):
             assert names_in(runtime_dir) == set()
         shutil.rmtree(runtime_dir)
 
