@@ -90,7 +90,7 @@ def run(
     if as_json:
         print(json.dumps(report))
     else:
-        _show(console, report)
+        show(console, report)
     if not matches:
         raise SystemExit(1)
 
@@ -165,7 +165,8 @@ def _edges(pipeline: Pipeline, answer: Answer) -> list[dict[str, Any]]:
     return rows
 
 
-def _show(console: Console, report: dict[str, Any]) -> None:
+def show(console: Console, report: dict[str, Any]) -> None:
+    """Print a report, which is what ``--json`` prints, for people."""
     table = Table(box=SIMPLE_HEAD, title=f"The last of {report['requests']} requests, over {report['connector']}")
     for column in ("edge", "payloads", "bytes", "put ms", "wait ms", "get ms", "share"):
         table.add_column(column, justify="left" if column == "edge" else "right", no_wrap=True)
