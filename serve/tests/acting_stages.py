@@ -2,7 +2,7 @@
 
 ``params[stage]`` is a mapping, its keys obeyed in this order: `enter` (make this file in the folder of the pipeline),
 `await` (wait until that file is there), `refuse`, `raise`, `exit`. With `count` that many chunks are streamed, and the
-others obeyed after the first.
+others obeyed after the first; `closed` is the file that tells of the stream's end.
 """
 
 import os
@@ -40,11 +40,15 @@ class Actor:
         return "+".join(value["text"] for value in task.stream(name))
 
     def stream(self, text: str, part: dict[str, Any]) -> Iterator[Any]:
-        for number in range(part["count"]):
-            yield {"text": f"{text}>{self.context.stage}.{number}"}
-            if number == 0:
-                self.wait(part.get("await"))
-                self.act(part)
+        try:
+            for number in range(part["count"]):
+                yield {"text": f"{text}>{self.context.stage}.{number}"}
+                if number == 0:
+                    self.wait(part.get("await"))
+                    self.act(part)
+        finally:
+            if "closed" in part:
+                (self.folder / part["closed"]).touch()
 
     def wait(self, name: str | None) -> None:
         while name and not (self.folder / name).exists():
@@ -66,8 +70,9 @@ class TwoRanks(Actor):
         text = self.read(task)
         context = self.context
         mine = context.directory / f"{task.request_id}.{context.rank}"
-        mine.with_suffix(".part").write_text(str(os.getpid()))
-        mine.with_suffix(".part").rename(mine)
+        part_written = mine.with_name(f"{mine.name}.part")
+        part_written.write_text(str(os.getpid()))
+        part_written.rename(mine)
         pids = set()
         for rank in range(context.size):
             other = context.directory / f"{task.request_id}.{rank}"

@@ -109,7 +109,7 @@ def test_a_stopped_process_is_ended_by_the_timeout(server: Server) -> None:
 def test_a_request_has_a_deadline_of_its_own(server: Server) -> None:
     pids = server.workers()
     error = error_of(server.generate(timeout_s=0.3, params={"middle": {"enter": "d1", "await": "d1.go"}}), 504)
-    assert (error["type"], error["message"]) == ("RequestTimeoutError", "not done after 0.3 s")
+    assert (error["type"], error["message"]) == ("RequestTimeoutError", "not done after 0.3 s; it was in 'middle'")
     server.open("d1.go")  # what the stage then makes goes nowhere
     server.at_rest()
     assert server.workers() == pids
@@ -122,6 +122,13 @@ def test_a_client_that_leaves_ends_its_request(server: Server) -> None:
     eventually(lambda: server.metric("omni_serve_requests_running"), lambda running: running == 0)
     server.open("c1.go")
     assert server.metric("omni_serve_requests_total", outcome="cancelled") >= 1
+
+
+def test_a_client_that_leaves_a_stream_closes_it_at_its_source(server: Server) -> None:
+    params = {"short": {"count": 1000, "closed": "l1.closed"}}
+    with server.client.stream("POST", "/v1/generate", json={"text": "x", "stream": True, "params": params}) as response:
+        assert next(events(response))[0] == "chunk"
+    server.entered("l1.closed")
 
 
 def test_a_stream_that_breaks_says_so_after_what_came(server: Server) -> None:

@@ -25,6 +25,8 @@ class Flight:
         What the stages moved for it, once it is over.
     busy_s : dict of str to float
         Time that each stage had it.
+    within : set of str
+        The stages that have it, or whose line it stands in.
     first_chunk_s, total_s : float
         Since the start.
     """
@@ -37,6 +39,7 @@ class Flight:
         self.timeout_s = timeout_s
         self.edges: list[EdgeUse] = []
         self.busy_s: dict[str, float] = {}
+        self.within: set[str] = set()
         self.first_chunk_s = 0.0
         self.total_s = 0.0
         self.chunks: asyncio.Queue[Any] = asyncio.Queue(_CHUNKS_AHEAD)

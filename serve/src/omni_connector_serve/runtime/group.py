@@ -174,7 +174,6 @@ class StageGroup:
         elif isinstance(report, Output):
             execution.on_output(report)
         else:
-            execution.done[report.origin.rank] = report
             if isinstance(report, Failed) and report.kind == "stage":
                 # The death of another rank shows here as an exception, and sooner than as its exit.
                 patience = _SIBLING_S if len(self.workers) > 1 else 0.0
@@ -182,6 +181,7 @@ class StageGroup:
                 return
             if isinstance(report, Failed):
                 execution.fail(_error(self.stage, report))
+            execution.done[report.origin.rank] = report
             if len(execution.done) == len(self.workers):
                 if not execution.outcome.done():
                     execution.outcome.set_result([done for done in execution.done.values() if isinstance(done, Done)])

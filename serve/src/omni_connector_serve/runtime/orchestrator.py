@@ -75,13 +75,13 @@ class Orchestrator:
         self.draining = False
         self.outcomes: dict[str, int] = {}
         self.flights: set[Flight] = set()
+        self._ends = {edge.name: self._open(edge) for edge in (*pipeline.outputs(REQUEST), *pipeline.inputs(RESPONSE))}
         self._root = Path(tempfile.mkdtemp(prefix="omni-serve-", dir=os.environ.get("XDG_RUNTIME_DIR")))
         self._threads = ThreadPoolExecutor(4 * pipeline.settings.max_requests, thread_name_prefix="omni-serve")
         self._zmq = zmq.asyncio.Context()
         self._reports = self._zmq.socket(zmq.PULL)
         address = f"ipc://{self._root}/reports"
         self._reports.bind(address)
-        self._ends = {edge.name: self._open(edge) for edge in (*pipeline.outputs(REQUEST), *pipeline.inputs(RESPONSE))}
         self.pools = {
             name: StagePool(stage, pipeline, self.namespace, self._root, address)
             for name, stage in pipeline.stages.items()
@@ -177,13 +177,11 @@ class Orchestrator:
     async def _listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(Report)
         while True:
-            message = await self._reports.recv()
             try:
-                report = decoder.decode(message)
-            except msgspec.DecodeError as error:
+                report = decoder.decode(await self._reports.recv())
+                self.pools[report.origin.stage].groups[report.origin.replica].report(report)
+            except (msgspec.DecodeError, LookupError) as error:
                 _log.error("a report is not understood: %s", error)
-                continue
-            self.pools[report.origin.stage].groups[report.origin.replica].report(report)
 
     def _landed(self, flight: Flight, task: asyncio.Task[None]) -> None:
         self.flights.discard(flight)
@@ -205,10 +203,14 @@ class Orchestrator:
                             raise
                         _log.warning("request %s starts again: %s", flight.request_id, error)
         except TimeoutError:
-            raise RequestTimeoutError(f"not done after {flight.timeout_s:g} s") from None
+            within = " and ".join(repr(name) for name in self.pipeline.stages if name in flight.within)
+            raise RequestTimeoutError(
+                f"not done after {flight.timeout_s:g} s; it was in {within or 'no stage'}"
+            ) from None
 
     async def _attempt(self, attempt: _Attempt) -> None:
         attempt.flight.edges.clear()
+        attempt.flight.within.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for name in self.pipeline.stages:
@@ -224,6 +226,7 @@ class Orchestrator:
     async def _stage(self, attempt: _Attempt, name: str) -> None:
         edges = self.pipeline.inputs(name)
         inputs = {edge.producer: await attempt.announced[edge.producer, name] for edge in edges}
+        attempt.flight.within.add(name)
         pool = self.pools[name]
         run = Run(
             request_id=attempt.request_id, params=attempt.flight.params, inputs=inputs, timeout_s=pool.stage.timeout_s
@@ -231,6 +234,7 @@ class Orchestrator:
         try:
             for done in await pool.submit(run, attempt.on_output).outcome:
                 self._account(attempt.flight, done)
+            attempt.flight.within.discard(name)
         except TransferFailedError as error:
             await self._hear(attempt, error.neighbour)
             raise

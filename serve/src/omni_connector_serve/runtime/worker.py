@@ -7,7 +7,6 @@ however that ended.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -16,7 +15,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ from omni_connector_serve.runtime.messages import (
     Ready,
     Report,
     Run,
+    Stop,
     Took,
     WorkerSpec,
 )
 from omni_connector_serve.runtime.stage import StageContext, Task
 
 _log = logging.getLogger("omni_connector_serve.worker")
+_COMMANDS = msgspec.msgpack.Decoder(Command)
 _LINGER_MS = 2000
 _ABORTED_KEPT = 1000
 
@@ -67,46 +69,63 @@ class Worker:
 
     def serve(self) -> None:
         """Set the stage up and process what comes, until told to stop."""
-        with contextlib.ExitStack() as ends:
+        with ExitStack() as ends:
             for edge in self._spec.outputs:
                 self._producers[edge.consumer] = ends.enter_context(open_end(edge, self._spec))
             for edge in self._spec.inputs:
                 self._consumers[edge.producer] = ends.enter_context(open_end(edge, self._spec))
             commands: zmq.Socket[bytes] = self._zmq.socket(zmq.PULL)
             commands.bind(self._spec.commands)
-            listener = threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True)
-            listener.start()
+            threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True).start()
             stage = self._set_up()
             while (run := self._runs.get()) is not None:
                 self._process(stage, run)
             if stage is not None and hasattr(stage, "close"):
                 stage.close()
-            listener.join()
         self._reports.close()
         self._zmq.term()
 
     def _listen(self, commands: zmq.Socket[bytes]) -> None:
-        poller = zmq.Poller()
-        poller.register(commands, zmq.POLLIN)
-        poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        decoder = msgspec.msgpack.Decoder(Command)
-        with commands, self._open_reports() as reports:
-            while True:
-                ready = dict(poller.poll())
-                if sys.stdin.fileno() in ready:
-                    shutil.rmtree(self._spec.root, ignore_errors=True)
-                    os._exit(1)  # the server died without a Stop: nobody is left to report to, or to clear its folder
-                command = decoder.decode(commands.recv())
-                if isinstance(command, Run):
-                    self._runs.put(command)
-                elif isinstance(command, Abort):
-                    self._abort(command.request_id)
-                elif isinstance(command, Measure):
-                    measured = Measured(origin=self._origin, stats=list(self._stats().values()))
-                    reports.send(msgspec.msgpack.encode(measured))
-                else:
-                    self._runs.put(None)
-                    return
+        try:
+            poller = zmq.Poller()
+            poller.register(commands, zmq.POLLIN)
+            poller.register(sys.stdin.fileno(), zmq.POLLIN)
+            with commands, self._open_reports() as reports:
+                while self._obey(dict(poller.poll()), commands, reports):
+                    pass
+            while os.read(sys.stdin.fileno(), 1):  # the stage may be amid a request, and its server may still die
+                pass
+            self._orphaned()
+        except Exception:  # noqa: BLE001 - whatever it is
+            _log.exception("the process takes no commands any more")
+            os._exit(1)  # to be restarted, rather than to go on deaf
+
+    def _obey(self, events: dict[Any, int], commands: zmq.Socket[bytes], reports: zmq.Socket[bytes]) -> bool:
+        """Carry out the command that has come; returns whether more may come."""
+        if sys.stdin.fileno() in events:
+            self._orphaned()
+        try:
+            command = _COMMANDS.decode(commands.recv())
+        except msgspec.DecodeError as error:
+            _log.error("a command is not understood: %s", error)
+            return True
+        match command:
+            case Run():
+                self._runs.put(command)
+            case Abort():
+                self._abort(command.request_id)
+            case Measure():
+                measured = Measured(origin=self._origin, stats=list(self._stats().values()))
+                reports.send(msgspec.msgpack.encode(measured))
+            case Stop():
+                self._runs.put(None)
+                return False
+        return True
+
+    def _orphaned(self) -> None:
+        """End at once: the server died, and nobody is left to report to, or to clear its folder."""
+        shutil.rmtree(self._spec.root, ignore_errors=True)
+        os._exit(1)
 
     def _open_reports(self) -> zmq.Socket[bytes]:
         reports: zmq.Socket[bytes] = self._zmq.socket(zmq.PUSH)  # one for each thread
@@ -195,19 +214,21 @@ class Worker:
             for sink in sinks:
                 self._announce(sink, request_id, stream=False, metadata=sink.put(result))
             return
-        announced = False
-        for value in result:
+        # A generator that is left early is closed here and now: it may hold what others need.
+        with closing(result) if isinstance(result, Generator) else nullcontext():
+            announced = False
+            for value in result:
+                for sink in sinks:
+                    sink.write(value)
+                    if not announced:
+                        self._announce(sink, request_id, stream=True)
+                announced = True
+                if request_id in self._aborted:
+                    return
             for sink in sinks:
-                sink.write(value)
+                sink.end()
                 if not announced:
                     self._announce(sink, request_id, stream=True)
-            announced = True
-            if request_id in self._aborted:
-                return
-        for sink in sinks:
-            sink.end()
-            if not announced:
-                self._announce(sink, request_id, stream=True)
 
     def _announce(self, sink: Sink, request_id: str, *, stream: bool, metadata: dict[str, Any] | None = None) -> None:
         announced = Announced(replica=self._spec.replica, stream=stream, metadata=metadata)
