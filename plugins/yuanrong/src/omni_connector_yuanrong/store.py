@@ -139,14 +139,13 @@ class YuanrongStore(ObjectStore):
 
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """See `ObjectStore.read`: a view of the worker's memory, which others may have views of as well."""
-        session = self._session()
         [view] = self._views([name])
         if view is None:
             return None
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
         memory = (ctypes.c_char * nbytes).from_address(region(view).address)
-        memory.owner = (view, session)  # type: ignore[attr-defined]
+        memory.owner = view  # type: ignore[attr-defined]
         weakref.finalize(memory, self._released.append, nbytes).atexit = False
         with self._lock:
             self._held += nbytes
@@ -192,7 +191,7 @@ class YuanrongStore(ObjectStore):
             return self._held
 
     def close(self) -> None:
-        """See `ObjectStore.close`; views that are out keep the session, and with it their memory."""
+        """See `ObjectStore.close`."""
         self._open, session = None, self._open
         self._sweep.set()
         self._sweeper.join()
