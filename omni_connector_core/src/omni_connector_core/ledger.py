@@ -91,6 +91,11 @@ class Claim(Generic[ItemT]):
         """Size of the payload's frame in bytes."""
         return self.entry.nbytes
 
+    @property
+    def expires_s(self) -> float:
+        """When the payload expires, if it is unread by then (monotonic clock)."""
+        return self.entry.expires_s
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -210,7 +215,7 @@ class Ledger(Generic[ItemT]):
             Seconds until the next payload expires; None when nothing is pending.
         """
         now = time.monotonic()
-        due: list[Key] = []
+        due: set[Key] = set()
         next_s: float | None = None
         with self._lock:
             while self._expiries:
@@ -220,15 +225,15 @@ class Ledger(Generic[ItemT]):
                     if at_s > now:
                         next_s = at_s - now
                         break
-                    due.append(key)
-                    self.expired += 1
+                    due.add(key)  # twice in the heap, if a read was given back
                 heapq.heappop(self._expiries)
             for key in [key for key, (until_s, _, _) in self._endings.items() if until_s <= now]:
                 del self._endings[key]
             for request_id in [name for name, until_s in self._abandoned.items() if until_s <= now]:
                 del self._abandoned[request_id]
+            self.expired += len(due)
         if due:
-            self._end(due, PayloadExpiredError, "nobody read the payload within its time-to-live")
+            self._end(list(due), PayloadExpiredError, "nobody read the payload within its time-to-live")
         return next_s
 
     def consumed(self, key: Key, deadline: Deadline) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,7 +16,16 @@ import pytest
 from shared_memory_edge import Edge, eventually, produce
 
 from omni_connector_core import NOT_READY, Key, OmniConnector, Producer, Role
-from omni_connector_core.errors import AmbiguousKeyError, BufferMismatchError, CapacityError, PayloadTooLargeError
+from omni_connector_core.errors import (
+    AmbiguousKeyError,
+    BufferMismatchError,
+    CapacityError,
+    PayloadExpiredError,
+    PayloadTooLargeError,
+    ProducerFailedError,
+    RequestAbandonedError,
+)
+from omni_connector_core.handles import GetHandle
 
 
 @pytest.fixture
@@ -60,6 +71,10 @@ def test_a_get_wakes_up_for_a_producer_that_comes_while_it_waits(edge: Edge) -> 
             assert waiting.result(20) == "late"
 
 
+def holds_nothing(conn: OmniConnector) -> bool:
+    return conn.transport.usage().bytes_held == 0
+
+
 def test_all_that_wait_for_a_producer_get_one_read_each(tmp_path: Path) -> None:
     for _ in range(40):
         edge = Edge(tmp_path / "run")
@@ -69,20 +84,21 @@ def test_all_that_wait_for_a_producer_get_one_read_each(tmp_path: Path) -> None:
             producer = ends.enter_context(edge.open(Role.PRODUCER))
             producer.put("k", "all", readers=3)
             assert [one.result(20) for one in waiting] == ["all"] * 3
-            assert eventually(lambda: producer.transport.usage().bytes_held == 0)
+            assert eventually(partial(holds_nothing, producer))
 
 
 def test_a_second_producer_may_appear_while_a_get_waits(edge: Edge) -> None:
-    with edge.open(Role.PRODUCER) as first, edge.open(Role.PRODUCER, replica=1) as second:
-        with edge.open(Role.CONSUMER) as consumer, ThreadPoolExecutor(2) as pool:
-            first.put("warm", 0)
-            assert consumer.get("warm") == 0
-            one, other = pool.submit(consumer.get, "one"), pool.submit(consumer.get, "other")
-            second.put("other", 2)
-            assert other.result(20) == 2
-            first.put("one", 1)
-            assert one.result(20) == 1
-            assert first.transport.usage().pending == second.transport.usage().pending == 0
+    with ExitStack() as ends, ThreadPoolExecutor(2) as pool:
+        first, second = (ends.enter_context(edge.open(Role.PRODUCER, replica=n)) for n in range(2))
+        consumer = ends.enter_context(edge.open(Role.CONSUMER))
+        first.put("warm", 0)
+        assert consumer.get("warm") == 0
+        one, other = pool.submit(consumer.get, "one"), pool.submit(consumer.get, "other")
+        second.put("other", 2)
+        assert other.result(20) == 2
+        first.put("one", 1)
+        assert one.result(20) == 1
+        assert first.transport.usage().pending == second.transport.usage().pending == 0
 
 
 def test_a_poll_and_a_get_of_one_key_do_not_steal_from_each_other(edge: Edge) -> None:
@@ -186,6 +202,64 @@ def test_get_into_leaves_a_payload_that_does_not_fit(edge: Edge) -> None:
         assert conn.get_into("k", [memoryview(target)[:300], memoryview(target)[300:]]) == 1000
         assert bytes(target) == np.arange(1000, dtype=np.uint8).tobytes()
         assert eventually(lambda: conn.transport.usage().bytes_held == 0)
+
+
+@pytest.fixture
+def promised(edge: Edge) -> Iterator[tuple[OmniConnector, OmniConnector, GetHandle]]:
+    """A producer, a consumer, and the consumer's handle on a payload that was sent to it, but that it has not looked at."""
+    with edge.open(Role.PRODUCER) as producer, edge.open(Role.CONSUMER) as consumer:
+        producer.put("warm", 0)
+        assert consumer.get("warm") == 0
+        handle = consumer.submit_get("k")
+        assert not handle.done()
+        producer.put("k", np.ones(100_000), ttl=0.5)
+        assert producer.exists(["k"]) == [False]
+        yield producer, consumer, handle
+
+
+Promised = tuple[OmniConnector, OmniConnector, GetHandle]
+
+
+def test_what_was_promised_and_never_taken_expires(promised: Promised) -> None:
+    producer, _, handle = promised
+    assert eventually(lambda: producer.transport.usage().expired == 1)
+    assert producer.transport.usage().bytes_held == 0
+    with pytest.raises(PayloadExpiredError):
+        handle.result()
+    assert producer.put("k", 2)
+    assert handle.cancel() is None
+
+
+def test_what_was_promised_and_never_taken_can_be_cleaned_up(promised: Promised) -> None:
+    producer, _, handle = promised
+    assert producer.cleanup("k") == 1
+    assert producer.transport.usage().bytes_held == 0
+    with pytest.raises(RequestAbandonedError):
+        handle.result()
+
+
+def test_what_was_promised_and_never_taken_can_fail(promised: Promised) -> None:
+    producer, _, handle = promised
+    producer.fail("k", "on second thoughts")
+    with pytest.raises(ProducerFailedError, match="on second thoughts"):
+        handle.result()
+
+
+def test_what_was_promised_and_never_taken_can_be_overwritten(promised: Promised) -> None:
+    producer, consumer, handle = promised
+    producer.put("k", "new", overwrite=True)
+    assert handle.result() == "new"
+    for n in range(100):  # tickets are used again
+        producer.put("k", n)
+        assert consumer.get("k") == n
+
+
+def test_what_was_taken_in_time_is_not_recalled(promised: Promised) -> None:
+    producer, _, handle = promised
+    view = handle.result()
+    assert producer.cleanup("k") == 0
+    assert view.all()
+    assert producer.transport.usage().bytes_held >= view.nbytes
 
 
 def test_views_stay_valid_when_everything_else_is_gone(edge: Edge) -> None:

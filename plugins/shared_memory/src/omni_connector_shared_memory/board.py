@@ -4,6 +4,11 @@ When the producer hands a payload to a consumer it issues a ticket, the index of
 consumer writes the byte while the ticket is out: taken, then released. The producer looks when it wants memory. When
 the consumer dies the bytes still say which payloads it never saw.
 
+The producer may recall what the consumer has not taken yet (it expired, its request was cleaned up): it writes a mark into
+the second half of the board, gives the mark time to be seen, and looks whether the ticket is still not taken. The consumer
+takes first and looks for a mark second. So at least one of the two notices, and if both do, the consumer gives the payload
+back.
+
 Byte 0 is the producer's: it asks to be told of the next release, because somebody waits for room.
 """
 
@@ -15,11 +20,14 @@ import os
 from omni_connector_core.errors import CapacityError
 from omni_connector_shared_memory.pool import anonymous_file, map_shared
 
-__all__ = ["BOARD_NBYTES", "RELEASED", "TAKEN", "WANTED", "Board"]
+__all__ = ["MARKS", "RELEASED", "TAKEN", "WANTED", "Board", "open_board"]
 
-BOARD_NBYTES = 1 << 20
+TICKETS = 1 << 20
+BOARD_NBYTES = 2 * TICKETS
 CLAIMED, TAKEN, RELEASED = 0, 1, 2
 WANTED = 0
+MARKS = TICKETS
+"""Where the marks begin."""
 STEP_NBYTES = 64 * 1024
 _RELEASED_BYTE = bytes([RELEASED])
 
@@ -51,6 +59,7 @@ class Board:
             ticket = self._next
             self._next += 1
         self._bytes[ticket] = CLAIMED
+        self._bytes[MARKS + ticket] = 0
         return ticket
 
     def withdraw(self, ticket: int) -> None:
@@ -68,6 +77,10 @@ class Board:
             ticket = states.find(_RELEASED_BYTE, ticket + 1)
         return tickets
 
+    def mark(self, ticket: int) -> None:
+        """Tell the consumer not to take the payload any more."""
+        self._bytes[MARKS + ticket] = 1
+
     def seen(self, ticket: int) -> bool:
         """Whether the consumer ever took the payload."""
         return self._bytes[ticket] != CLAIMED
@@ -82,10 +95,11 @@ class Board:
         self._bytes.close()
 
     def _allocate(self) -> None:
-        if self._allocated == BOARD_NBYTES:
-            raise CapacityError(f"one consumer holds {BOARD_NBYTES:,} payloads")
+        if self._allocated == TICKETS:
+            raise CapacityError(f"one consumer holds {TICKETS:,} payloads")
         try:
-            os.posix_fallocate(self.fd, self._allocated, STEP_NBYTES)
+            for half in (0, MARKS):
+                os.posix_fallocate(self.fd, half + self._allocated, STEP_NBYTES)
         except OSError as error:
             raise CapacityError(f"no memory to keep book of another payload: {error.strerror}") from error
         self._allocated += STEP_NBYTES

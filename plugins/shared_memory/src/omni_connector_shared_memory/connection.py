@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Slot(NamedTuple):
 
 
 class Connection:
-    """One consumer. `reclaim` and deliveries come from any thread, the rest from the server's.
+    """One consumer. What concerns claims may be called from any thread, the rest from the server's.
 
     Parameters
     ----------
@@ -35,15 +36,20 @@ class Connection:
         The consumer's socket.
     ledger
         The producer's book.
+    cleanup
+        Ends a request at the producer, and says how many payloads that discarded.
     """
 
-    def __init__(self, channel: Channel, ledger: Ledger[Slot]) -> None:
+    def __init__(self, channel: Channel, ledger: Ledger[Slot], cleanup: Callable[[str], int]) -> None:
         self.channel = channel
+        self._cleanup = cleanup
         self._board = Board()
         self._ledger = ledger
         self._lock = threading.Lock()
         self._waiting: dict[int, Key] = {}
-        self._claims: dict[int, int] = {}
+        self._claims: dict[int, Claim[Slot]] = {}
+        self._recalled: set[int] = set()
+        """Tickets whose payload was taken back, but of which the consumer may not know yet."""
         self._gone = False
 
     def serve(self) -> None:
@@ -68,11 +74,37 @@ class Connection:
         if not self._claims or not self._lock.acquire(blocking=False):
             return
         try:
-            numbers = [self._withdraw(ticket) for ticket in self._board.released()]
+            ended = [self._withdraw(ticket) for ticket in self._board.released()]
         finally:
             self._lock.release()
-        for number in numbers:
-            self._ledger.release(number)
+        for claim in ended:
+            if claim is not None:
+                self._ledger.release(claim.number)
+
+    def mark(self, which: Callable[[Claim[Slot]], bool]) -> list[int]:
+        """Tell the consumer not to take certain payloads that it has not taken yet; returns their tickets."""
+        with self._lock:
+            tickets = [
+                ticket for ticket, claim in self._claims.items() if which(claim) and not self._board.seen(ticket)
+            ]
+            for ticket in tickets:
+                self._board.mark(ticket)
+            return tickets
+
+    def recall(self, tickets: list[int]) -> None:
+        """Take back what was marked a moment ago, unless the consumer was faster."""
+        with self._lock:
+            recalled = [ticket for ticket in tickets if ticket in self._claims and not self._board.seen(ticket)]
+            claims = [self._claims.pop(ticket) for ticket in recalled]
+            self._recalled.update(recalled)
+        for claim in claims:
+            self._ledger.release(claim.number, unread=True)
+
+    def expires_s(self) -> float | None:
+        """When the first payload expires that the consumer has not taken yet (monotonic clock)."""
+        with self._lock:
+            unseen = (claim.expires_s for ticket, claim in self._claims.items() if not self._board.seen(ticket))
+            return min(unseen, default=None)
 
     def end(self) -> None:
         """End everything that the consumer waits for or holds: it is gone."""
@@ -80,7 +112,7 @@ class Connection:
             self._gone = True
             waiting, claims = self._waiting, self._claims
             self._waiting, self._claims = {}, {}
-            seen = {number: self._board.seen(ticket) for ticket, number in claims.items()}
+            seen = {claim.number: self._board.seen(ticket) for ticket, claim in claims.items()}
         for lookup, key in waiting.items():
             self._ledger.cancel(key, (self, lookup))
         for number, was_seen in seen.items():
@@ -133,7 +165,7 @@ class Connection:
                 self._ledger.sweep_if_due()
                 self.channel.send(protocol.Here(call, [self._ledger.exists(Key(*key)) for key in keys]))
             case protocol.Cleanup(call, request_id):
-                self.channel.send(protocol.Done(call, self._ledger.cleanup(request_id)))
+                self.channel.send(protocol.Done(call, self._cleanup(request_id)))
             case protocol.Ping(call):
                 self.channel.send(protocol.Done(call, 0))
             case protocol.Leave():
@@ -177,7 +209,7 @@ class Connection:
                 except CapacityError as error:
                     self.channel.send(protocol.Ended(lookup, error.code, error.message))
                 else:
-                    self._claims[ticket] = answer.number
+                    self._claims[ticket] = answer
                     return protocol.Find(lookup, ticket, slot.offset, answer.nbytes, slot.shared)
         self._ledger.release(answer.number, unread=True)
         return None
@@ -190,9 +222,11 @@ class Connection:
 
     def _give_back(self, tickets: list[int]) -> None:
         with self._lock:
-            numbers = [self._withdraw(ticket) for ticket in tickets if ticket in self._claims]
-        for number in numbers:
-            self._ledger.release(number, unread=True)
+            known = [ticket for ticket in tickets if ticket in self._claims or ticket in self._recalled]
+            ended = [self._withdraw(ticket) for ticket in known]
+        for claim in ended:
+            if claim is not None:
+                self._ledger.release(claim.number, unread=True)
 
     def _leave(self) -> None:
         self._cancel(list(self._waiting))
@@ -200,6 +234,8 @@ class Connection:
             unseen = [ticket for ticket in self._claims if not self._board.seen(ticket)]
         self._give_back(unseen)
 
-    def _withdraw(self, ticket: int) -> int:
+    def _withdraw(self, ticket: int) -> Claim[Slot] | None:
+        """Take a ticket back that the consumer has no more use for; its claim, if that was not ended before."""
         self._board.withdraw(ticket)
-        return self._claims.pop(ticket)
+        self._recalled.discard(ticket)
+        return self._claims.pop(ticket, None)

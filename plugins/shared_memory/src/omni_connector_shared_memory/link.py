@@ -19,7 +19,7 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.transport import Memory
 from omni_connector_shared_memory import protocol
-from omni_connector_shared_memory.board import RELEASED, TAKEN, WANTED, open_board
+from omni_connector_shared_memory.board import MARKS, RELEASED, TAKEN, WANTED, open_board
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.meeting import Address
 from omni_connector_shared_memory.pool import map_shared
@@ -91,27 +91,33 @@ class Link:
         data = self.channel.receive()
         return None if data is None else protocol.decode_at_consumer(data)
 
+    def accept(self, found: protocol.Find) -> bool:
+        """Begin to use a claim, before touching its memory; False if the producer has taken it back."""
+        board = self._board
+        assert board is not None
+        board[found.ticket] = TAKEN
+        if board[MARKS + found.ticket]:
+            self.give_back(found)
+            return False
+        return True
+
     def take(self, found: protocol.Find) -> Memory:
-        """Use a claim: its memory, which is released when the last view of it is gone.
+        """Return the memory of a claim that was accepted; it is released when the last view of it is gone.
 
         Raises
         ------
         CapacityError
             This process may map no more; the payload stays for whoever asks next.
         """
-        pool, board = self._pool, self._board
-        assert pool is not None
-        assert board is not None
         array = _array(found.nbytes)
         if not found.shared:
-            memory = array.from_buffer(pool, found.offset)
+            memory = array.from_buffer(self._pool, found.offset)
         elif found.nbytes <= PRIVATE_COPY_NBYTES or self._pool_fd < 0:
-            memory = array.from_buffer_copy(pool, found.offset)
+            memory = array.from_buffer_copy(self._pool, found.offset)
             self._release(found.ticket)
             return memory
         else:
             memory = array.from_buffer(*self._map_private(found))
-        board[found.ticket] = TAKEN
         lease = _Lease(memory, self._ended)
         lease.ticket = found.ticket
         self._held[found.ticket] = found.nbytes
@@ -131,8 +137,7 @@ class Link:
         return private, skipped
 
     def peek(self, found: protocol.Find) -> Any:
-        """Look at a claim's memory without using it up; the view must not outlive the claim."""
-        assert self._pool is not None
+        """Look at the memory of a claim that was accepted; the view must not outlive the claim."""
         return _array(found.nbytes).from_buffer(self._pool, found.offset)
 
     def finish(self, found: protocol.Find) -> None:

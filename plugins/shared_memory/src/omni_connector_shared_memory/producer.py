@@ -94,6 +94,8 @@ class ProducerEnd:
                 f"{nbytes:,} bytes do not fit into a pool of {pool.capacity_nbytes:,}", hint="Raise capacity_bytes"
             )
         self.ledger.sweep_if_due()
+        if overwrite:
+            server.recall(lambda claim: claim.key == key)
         self.ledger.check(key, overwrite=overwrite)
         server.reclaim()
         offset = pool.take(nbytes)
@@ -108,6 +110,15 @@ class ProducerEnd:
             pool.give(offset)
             raise
         server.wake_by(time.monotonic() + ttl_s)
+
+    def fail(self, key: Key, reason: str) -> None:
+        """Tell the key's consumers that it will never come."""
+        self.start().server.recall(lambda claim: claim.key == key)
+        self.ledger.fail(key, reason)
+
+    def cleanup(self, request_id: str) -> int:
+        """End a request; how many unread payloads that discarded."""
+        return self.ledger.cleanup(request_id) if self._running is None else self._running.server.cleanup(request_id)
 
     @property
     def serving(self) -> bool:

@@ -9,10 +9,11 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
-from omni_connector_core.ledger import Ledger
+from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.connection import Connection, Slot
@@ -21,6 +22,9 @@ from omni_connector_shared_memory.pool import Pool
 __all__ = ["Server"]
 
 logger = logging.getLogger(__name__)
+
+MARK_S = 1e-3
+"""How long a mark may take to become visible to another CPU: far longer than it does."""
 
 
 class Server:
@@ -73,6 +77,19 @@ class Server:
         for connection in self.connections:
             connection.want(wanted)
 
+    def recall(self, which: Callable[[Claim[Slot]], bool]) -> None:
+        """Take back payloads that were promised to consumers which have not taken them yet: they are unread again."""
+        marked = [(connection, tickets) for connection in self.connections if (tickets := connection.mark(which))]
+        if marked:
+            time.sleep(MARK_S)
+            for connection, tickets in marked:
+                connection.recall(tickets)
+
+    def cleanup(self, request_id: str) -> int:
+        """End a request; how many unread payloads that discarded."""
+        self.recall(lambda claim: claim.key.request_id == request_id)
+        return self._ledger.cleanup(request_id)
+
     def close(self) -> None:
         """Say goodbye to all consumers and end the thread."""
         self._closing = True
@@ -112,9 +129,11 @@ class Server:
         if now_s >= self._wakes_at_s:
             # before the sweep, so that a put during it sees that the thread must be woken for its payload
             self._wakes_at_s = math.inf
+            self.recall(lambda claim: claim.expires_s <= now_s)
             next_s = self._ledger.sweep()
-            if next_s is not None:
-                self._wakes_at_s = min(self._wakes_at_s, now_s + next_s)
+            expiries = [connection.expires_s() for connection in self.connections]
+            expiries.append(None if next_s is None else now_s + next_s)
+            self._wakes_at_s = min([self._wakes_at_s, *(at_s for at_s in expiries if at_s is not None)])
         pause_s = None if self._wakes_at_s == math.inf else max(self._wakes_at_s - now_s, 0.0)
         for fd, events in self._epoll.poll(pause_s):
             connection = self._by_fd.get(fd)
@@ -148,7 +167,7 @@ class Server:
             channel.send(protocol.Refused(f"the producer runs as user {os.getuid()}, this process as user {uid}"))
             channel.close()
             return
-        connection = Connection(channel, self._ledger)
+        connection = Connection(channel, self._ledger, self.cleanup)
         try:
             connection.welcome(self._pool)
         except ChannelEnd:

@@ -19,7 +19,7 @@ from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
 from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 from omni_connector_shared_memory.consumer import ConsumerEnd
-from omni_connector_shared_memory.interest import Target
+from omni_connector_shared_memory.interest import Claimed, Target
 from omni_connector_shared_memory.meeting import Meeting
 from omni_connector_shared_memory.options import SharedMemoryOptions
 from omni_connector_shared_memory.plugin import CAPABILITIES
@@ -59,15 +59,17 @@ class SharedMemoryTransport(Transport):
         return {"incarnation": self._producer.address.incarnation}
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
-        link, found = self._consumer.get(_target(key, where), deadline)
+        link, found = self._claim(key, where, deadline)
         return link.take(found)
 
     def _poll(self, key: Key, where: Where) -> Memory | None:
-        claimed = self._consumer.poll(_target(key, where))
-        return None if claimed is None else claimed.link.take(claimed.found)
+        while (claimed := self._consumer.poll(_target(key, where))) is not None:
+            if claimed.link.accept(claimed.found):
+                return claimed.link.take(claimed.found)
+        return None
 
     def _get_into(self, key: Key, where: Where, buffers: Sequence[Any], *, deadline: Deadline) -> int:
-        link, found = self._consumer.get(_target(key, where), deadline)
+        link, found = self._claim(key, where, deadline)
         try:
             nbytes = scatter(link.peek(found), buffers)
         except BaseException:
@@ -75,6 +77,13 @@ class SharedMemoryTransport(Transport):
             raise
         link.finish(found)
         return nbytes
+
+    def _claim(self, key: Key, where: Where, deadline: Deadline) -> Claimed:
+        target = _target(key, where)
+        while True:
+            claimed = self._consumer.get(target, deadline)
+            if claimed.link.accept(claimed.found):
+                return claimed
 
     def _expect(self, keys: Sequence[Key], where: Where) -> None:
         self._consumer.expect([_target(key, where) for key in keys])
@@ -92,13 +101,12 @@ class SharedMemoryTransport(Transport):
         return self._producer.ledger.consumed(key, deadline)
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
-        self._producer.start()
-        self._producer.ledger.fail(key, reason)
+        self._producer.fail(key, reason)
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         count = 0
         if self.context.role is not Role.CONSUMER:
-            count += self._producer.ledger.cleanup(request_id)
+            count += self._producer.cleanup(request_id)
         if self.context.role is not Role.PRODUCER:
             count += self._consumer.cleanup(request_id, deadline)
         return count
