@@ -13,7 +13,7 @@ from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import Board
 from omni_connector_shared_memory.channel import Channel
-from omni_connector_shared_memory.pool import Pool
+from omni_connector_shared_memory.pool import Block, Pool
 
 __all__ = ["Connection", "Slot"]
 
@@ -23,7 +23,7 @@ MESSAGES_AT_ONCE = 64
 class Slot(NamedTuple):
     """Where a payload lies in the pool, and whether several consumers may read it."""
 
-    offset: int
+    block: Block
     shared: bool
 
 
@@ -210,7 +210,7 @@ class Connection:
                     self.channel.send(protocol.Ended(lookup, error.code, error.message))
                 else:
                     self._claims[ticket] = answer
-                    return protocol.Find(lookup, ticket, slot.offset, answer.nbytes, slot.shared)
+                    return protocol.Find(lookup, ticket, slot.block.offset, answer.nbytes, slot.shared)
         self._ledger.release(answer.number, unread=True)
         return None
 

@@ -14,13 +14,17 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from omni_connector_core.errors import BackendUnavailableError, ClosedError
 from omni_connector_shared_memory.allocator import FreeSpace
 
-__all__ = ["Pool", "anonymous_file", "map_shared"]
+__all__ = ["Block", "Pool", "anonymous_file", "map_shared"]
 
 LARGEST_STEP_NBYTES = 256 << 20
+LARGE_NBYTES = 256 << 10
+"""From here on it pays to start on a page: a copy to an address that is, modulo the page size, a little above the
+source's, is up to a third slower."""
 FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -72,6 +76,13 @@ def map_shared(fd: int, nbytes: int) -> mmap.mmap:
     return mapping
 
 
+class Block(NamedTuple):
+    """Memory of the pool: where it starts, and at which offset in the pool the payload in it begins."""
+
+    start: int
+    offset: int
+
+
 class Pool:
     """Memory for payloads, taken and given back by offset. Thread-safe.
 
@@ -109,21 +120,33 @@ class Pool:
         """Bytes of blocks that are taken."""
         return self._space.taken
 
-    def take(self, nbytes: int) -> int | None:
-        """Take a block, growing if needed and possible; its offset, or None when there is no room now."""
+    def take(self, nbytes: int, head_nbytes: int = 0) -> Block | None:
+        """Take a block, growing if needed and possible; None when there is no room now.
+
+        Parameters
+        ----------
+        head_nbytes
+            What lies behind so many bytes of a large payload starts on a page.
+        """
+        room = nbytes
+        if nbytes >= LARGE_NBYTES and nbytes + mmap.PAGESIZE <= self.capacity_nbytes:
+            room += mmap.PAGESIZE
         with self._lock:
-            start = self._space.take(nbytes)
-            if start is None and self._grow(nbytes):
-                start = self._space.take(nbytes)
-            return start
+            start = self._space.take(room)
+            if start is None and self._grow(room):
+                start = self._space.take(room)
+        if start is None:
+            return None
+        skipped = -(start + head_nbytes) % mmap.PAGESIZE if room > nbytes else 0
+        return Block(start, start + skipped)
 
     def give(self, start: int) -> None:
         """Give a block back."""
         with self._lock:
             self._space.give(start)
 
-    def view(self, start: int, nbytes: int) -> memoryview:
-        """Return the writable memory of a block.
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return the pool's writable memory from an offset on.
 
         Raises
         ------
@@ -132,7 +155,7 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise ClosedError("the connector is closed")
-            return self._view[start : start + nbytes]
+            return self._view[offset : offset + nbytes]
 
     def close(self) -> None:
         """Close the file; the memory goes when the last mapping of it goes, here or elsewhere."""

@@ -19,7 +19,7 @@ from omni_connector_core.ledger import Ledger
 from omni_connector_shared_memory.connection import Slot
 from omni_connector_shared_memory.meeting import Address, Meeting, Place
 from omni_connector_shared_memory.options import SharedMemoryOptions
-from omni_connector_shared_memory.pool import Pool
+from omni_connector_shared_memory.pool import Block, Pool
 from omni_connector_shared_memory.server import Server
 
 __all__ = ["ProducerEnd"]
@@ -98,16 +98,16 @@ class ProducerEnd:
             server.recall(lambda claim: claim.key == key)
         self.ledger.check(key, overwrite=overwrite)
         server.reclaim()
-        offset = pool.take(nbytes)
-        if offset is None:
-            offset = self._wait_for_room(running, nbytes, deadline)
+        block = pool.take(nbytes, len(frame.head))
+        if block is None:
+            block = self._wait_for_room(running, frame, deadline)
         try:
-            frame.write_into(pool.view(offset, nbytes))
+            frame.write_into(pool.view(block.offset, nbytes))
             self.ledger.publish(
-                key, Slot(offset, readers > 1), nbytes=nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite
+                key, Slot(block, readers > 1), nbytes=nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite
             )
         except BaseException:
-            pool.give(offset)
+            pool.give(block.start)
             raise
         server.wake_by(time.monotonic() + ttl_s)
 
@@ -156,14 +156,14 @@ class ProducerEnd:
             self._running.place.abandon()
             self._running.pool.abandon()
 
-    def _wait_for_room(self, running: _Running, nbytes: int, deadline: Deadline) -> int:
+    def _wait_for_room(self, running: _Running, frame: Frame, deadline: Deadline) -> Block:
         pool, server = running.pool, running.server
-        offset: int | None = None
+        block: Block | None = None
 
         def take() -> bool:
-            nonlocal offset
-            offset = pool.take(nbytes)
-            return offset is not None
+            nonlocal block
+            block = pool.take(frame.nbytes, len(frame.head))
+            return block is not None
 
         with self._starting:
             self._waiting_for_room += 1
@@ -172,12 +172,12 @@ class ProducerEnd:
             while not self._closed:
                 server.reclaim()
                 if self.ledger.room(take, Deadline(min(LOOK_AGAIN_S, deadline.remaining_s()))):
-                    assert offset is not None
-                    return offset
+                    assert block is not None
+                    return block
                 if deadline.expired():
                     reason = f"; {pool.refusal}" if pool.refusal else ""
                     raise CapacityError(
-                        f"no room for {nbytes:,} bytes in {deadline.timeout_s:g} s: {pool.taken_nbytes:,} of "
+                        f"no room for {frame.nbytes:,} bytes in {deadline.timeout_s:g} s: {pool.taken_nbytes:,} of "
                         f"{pool.capacity_nbytes:,} are held{reason}"
                     )
         finally:
@@ -188,4 +188,4 @@ class ProducerEnd:
 
     def _free(self, slot: Slot) -> None:
         assert self._running is not None
-        self._running.pool.give(slot.offset)
+        self._running.pool.give(slot.block.start)
