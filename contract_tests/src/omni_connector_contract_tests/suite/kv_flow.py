@@ -172,6 +172,7 @@ class TestKVEndings(ContractTests):
         assert isinstance(told["error"], ProducerFailedError)
         assert told["invalid"] == told["blocks"]
         for end in ranks[0]:
+            end.cleanup("r")
             eventually(lambda end=end: end.usage().pending == 0)  # type: ignore[misc]
         for rank, end in enumerate(ranks[1]):
             end.act(caches.send, caches.of_rank(two, rank), kv(), "r", TOKENS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +14,10 @@ from omni_connector_core.errors import (
     ConfigError,
     DecodeError,
     IncompatibleKVError,
-    OmniConnectorError,
     PayloadExpiredError,
     PeerLostError,
     ProducerFailedError,
 )
-from omni_connector_core.handles import NOT_READY
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.kv.cache import Placement, planes_of
 from omni_connector_core.kv.plan import Tile, head_key, plan, tile_key
@@ -96,7 +93,8 @@ class KVReceive:
 
     Iterate over it to get each layer's number as soon as that layer is complete, or call `all`. A context manager: leaving it
     before the last layer abandons the request on this edge, and everything that was sent for it is freed on both sides. When it
-    was the `replica` that ended the flow, what its ranks have sent is dropped, and another replica may send the request.
+    was the named `replica` that ended the flow, the request is not abandoned, so that another may send it; what the failed one's
+    other ranks have sent is theirs to clean up, or expires.
     """
 
     def __init__(
@@ -255,19 +253,8 @@ class KVReceive:
         for producer, keys in self._by_producer(self._next, self._expected).items():
             for key in keys:
                 connector.forget(key, producer=producer)
-        if self._ended_there and self._replica is not None:
-            with suppress(OmniConnectorError):  # the error that ended the flow is the one to tell
-                self._drop()
-        else:
+        if self._replica is None or not self._ended_there:
             connector.cleanup(self._request_id)
-
-    def _drop(self) -> None:
-        """Take what other ranks of a producer that ended the flow have sent, and throw it away."""
-        connector = self._receiver.connector
-        for producer, keys in self._by_producer(self._next, self._receiver.layers.stop).items():
-            for key, here in zip(keys, connector.exists(keys, producer=producer), strict=True):
-                if here and connector.poll(key, producer=producer) is NOT_READY:
-                    connector.forget(key, producer=producer)
 
     def __enter__(self) -> Self:
         return self
