@@ -38,6 +38,8 @@ LOSS_S = 10.0
 """For how long a consumer that comes late is told that the only producer is gone, instead of waiting for another."""
 FIRST_PAUSE_S = 100e-6
 LONGEST_PAUSE_S = 20e-3
+SLOW_PAUSE_S = 0.1
+"""Longest pause when the store is slow to answer: asking takes a fifth of the time."""
 BATCH = 256
 """Names in one call."""
 
@@ -55,6 +57,7 @@ class ConsumerEnd:
         began_s = time.monotonic()
         trouble: BackendUnavailableError | None = None
         while True:
+            asked_s = time.monotonic()
             try:
                 memory, trouble = self.attempt(key, where, deadline), None
                 if memory is not None:
@@ -68,7 +71,8 @@ class ConsumerEnd:
                 raise ClosedError("closed while waiting")
             if now >= deadline.at_s:
                 raise trouble or TransferTimeoutError(f"not there after {deadline.timeout_s:g} s")
-            pause_s = min(max(FIRST_PAUSE_S, (now - began_s) / 10), LONGEST_PAUSE_S)
+            longest_s = max(LONGEST_PAUSE_S, min(4 * (now - asked_s), SLOW_PAUSE_S))
+            pause_s = min(max(FIRST_PAUSE_S, (now - began_s) / 10), longest_s)
             time.sleep(min(pause_s, deadline.at_s - now))
 
     def attempt(self, key: Key, where: Where, deadline: Deadline) -> Memory | None:
