@@ -17,6 +17,9 @@ if [ "$(cat "$env/.made-from" 2>/dev/null)" != "$stamp" ]; then
   packages=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   rm -f "$packages"/torchaudio/lib/*.so
   : > "$packages/torchvision/_meta_registrations.py"
+  # vllm-omni imports every SDK that it finds, Yuanrong's before Mooncake's engine: a process then dies when the engine starts.
+  # The other order works, so the engine comes first in every process of this environment.
+  echo "import mooncake.engine" > "$packages/mooncake_before_yuanrong.pth"
   echo "$stamp" > "$env/.made-from"
 fi
 

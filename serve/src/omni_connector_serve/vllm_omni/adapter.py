@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
+from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES
 
 from omni_connector_core import (
     NOT_READY,
@@ -33,6 +34,8 @@ from omni_connector_serve.vllm_omni.stalled import end_wait
 __all__ = ["ConnectorAdapter"]
 
 _TELL_TIMEOUT_S = 1.0
+# The option of backends with a control socket.
+_CONTROL_PORT = "control_port"
 
 
 @dataclass(frozen=True)
@@ -189,13 +192,17 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         return open_end
 
     def _make(self, edge: Edge, role: Role) -> _Open:
-        settings = current_deployment().edges.get(edge, self._settings)
+        planned = current_deployment().edges.get(edge)
+        settings = planned or self._settings
         spec = backend_of(settings.name)
         extra = split_extra(spec, settings.extra, name=settings.name)
         place = this_place()
         options = dict(extra.options)
-        if role is Role.PRODUCER and "control_port" in spec.load_options().__dataclass_fields__:
-            options.setdefault("control_port", place.control_port(extra.control_port, edge, kv=self._for_kv))
+        if role is Role.PRODUCER and _CONTROL_PORT in spec.load_options().__dataclass_fields__:
+            # For names that it knows the engine puts the port itself into what it gives to a connector, not into the file.
+            is_port = planned is None and settings.name in TRANSFER_ENGINE_CONNECTOR_NAMES
+            port = extra.zmq_port if is_port else place.control_port(extra.zmq_port, edge, kv=self._for_kv)
+            options.setdefault(_CONTROL_PORT, port)
         end = sharing.End(spec.name, edge, role, place, options)
         return _Open(end, sharing.acquire(end), extra.readers or settings.readers)
 

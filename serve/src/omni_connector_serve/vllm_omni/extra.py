@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from omni_connector_serve.vllm_omni import report
 
 OWN_OPTIONS = frozenset({"pipeline_options", "readers"})
 """Options of the adapter's own."""
+
+_ZMQ_PORT = 50051  # upstream's default
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class Extra:
         The transport's options, by their names here.
     readers
         How many processes of the consuming stage take each payload; None: not said.
-    control_port
+    zmq_port
         The base of the engine's port numbers for this connector.
     """
 
     options: Mapping[str, Any]
     readers: int | None
-    control_port: int
+    zmq_port: int
 
 
 def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Extra:
@@ -81,18 +84,20 @@ def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Ex
     pipeline = upstream.pipeline | set(given.get("pipeline_options", ()))
     options: dict[str, Any] = {}
     for option, value in given.items():
+        if option in upstream.engine:
+            continue
         if option in built_in:
             if (ours := built_in[option]) is not None:
                 options[ours] = value
         elif option in own:
             options[option] = value
-        elif option not in upstream.engine | upstream.unread | pipeline | OWN_OPTIONS:
+        elif option not in upstream.unread | pipeline | OWN_OPTIONS:
             _unknown(option, own, spec.name)
     parse_options(options_type, options, backend=spec.name)
     readers = given.get("readers")
     if readers is not None and (type(readers) is not int or readers < 1):
         raise OptionError(f"option readers: expected a whole number of at least 1, got {readers!r}", backend=spec.name)
-    return Extra(options, readers, int(given.get("zmq_port") or 50051))
+    return Extra(options, readers, int(os.path.expandvars(str(given.get("zmq_port") or _ZMQ_PORT))))
 
 
 def _unknown(option: str, own: frozenset[str], backend: str) -> None:
