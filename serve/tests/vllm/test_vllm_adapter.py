@@ -20,6 +20,7 @@ from vllm_omni.distributed.omni_connectors.kv_transfer_manager import KVCacheTra
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
 
 from omni_connector_core import ConfigError, OptionError, PluginError, UnknownBackendError
+from omni_connector_core.services import free_ports
 from omni_connector_serve.vllm_omni import backends, deployment, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
 from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
@@ -289,21 +290,20 @@ def test_missing_sdk_says_what_to_install(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "port"),
+    ("name", "option", "stage"),
     [
-        ("mooncake_te", {"zmq_port": 40000}, 40002),
-        ("mooncake_te", {}, 50053),
-        ("mooncake_te", {"zmq_port": 40000, "control_port": 7}, 7),
-        # for a name that it knows the engine has added stage, rank and replica already
-        ("MooncakeTransferEngineConnector", {"zmq_port": 40002, "role": "sender", "from_stage": 2}, 40002),
+        ("mooncake_te", "zmq_port", 2),
+        ("mooncake_te", "control_port", 0),
+        ("MooncakeTransferEngineConnector", "zmq_port", 0),  # for a name that it knows the engine has added the stage
     ],
 )
 def test_a_producer_is_where_the_engine_sends_its_consumers(
-    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, extra: dict[str, Any], port: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, option: str, stage: int
 ) -> None:
     pytest.importorskip("mooncake")
     monkeypatch.setenv(backends.DROP_IN_ENV, "1")
-    sender = make(2, name, **extra)
+    [port] = free_ports(1)
+    sender = make(2, name, **{option: port - stage})
     assert sender.put("2", "3", "k", {"a": 1})[0]
     with socket.create_connection(("127.0.0.1", port), timeout=5):
         pass
