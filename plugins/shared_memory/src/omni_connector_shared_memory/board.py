@@ -18,7 +18,7 @@ import mmap
 import os
 
 from omni_connector_core.errors import CapacityError
-from omni_connector_shared_memory.pool import anonymous_file, map_shared
+from omni_connector_shared_memory.mapping import anonymous_file, map_shared
 
 __all__ = ["MARKS", "RELEASED", "TAKEN", "WANTED", "Board", "open_board"]
 

@@ -21,8 +21,8 @@ from omni_connector_core.transport import Memory
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import MARKS, RELEASED, TAKEN, WANTED, open_board
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
+from omni_connector_shared_memory.mapping import map_aligned
 from omni_connector_shared_memory.meeting import Address
-from omni_connector_shared_memory.pool import map_shared
 
 __all__ = ["Link"]
 
@@ -67,7 +67,7 @@ class Link:
         self.said_goodbye = False
         self.channel = Channel(sock, epoll)
         self.fd = self.channel.fd
-        self._pool: mmap.mmap | None = None
+        self._pool: Any = None
         self._pool_fd = -1
         self._board: mmap.mmap | None = None
         self._held: dict[int, int] = {}
@@ -193,8 +193,8 @@ class Link:
             message = protocol.decode_at_consumer(data)
             match message:
                 case protocol.Welcome(version=protocol.VERSION) if len(fds) == 2:
+                    self._pool = map_aligned(fds[0], message.capacity_nbytes)
                     self._pool_fd = os.dup(fds[0])
-                    self._pool = map_shared(fds[0], message.capacity_nbytes)
                     self._board = open_board(fds[1])
                     return message
                 case protocol.Welcome(version=version):

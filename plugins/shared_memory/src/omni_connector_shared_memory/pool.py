@@ -7,73 +7,24 @@ ENOSPC here and never SIGBUS there. Seals keep every holder of the file from cut
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omni_connector_core.errors import BackendUnavailableError, ClosedError
 from omni_connector_shared_memory.allocator import FreeSpace
+from omni_connector_shared_memory.mapping import anonymous_file, make_huge, map_aligned
 
-__all__ = ["Block", "Pool", "anonymous_file", "map_shared"]
+__all__ = ["Block", "Pool"]
 
 LARGEST_STEP_NBYTES = 256 << 20
 LARGE_NBYTES = 256 << 10
 """From here on it pays to start on a page: a copy to an address that is, modulo the page size, a little above the
 source's, is up to a third slower."""
 FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
-FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def anonymous_file(name: str, nbytes: int, directory: str | None = None) -> int:
-    """Create a sparse file that has no name anywhere, so that nothing is left when its last holder dies.
-
-    Parameters
-    ----------
-    name
-        Shown in ``/proc/<pid>/maps``.
-    directory
-        A folder on a tmpfs; None: no mount at all (memfd).
-
-    Returns
-    -------
-    int
-        File descriptor.
-
-    Raises
-    ------
-    BackendUnavailableError
-        The host does not let us.
-    """
-    try:
-        if directory is None:
-            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        else:
-            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, nbytes)
-            if directory is None:
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FIXED_SIZE)
-        except OSError:
-            os.close(fd)
-            raise
-    except OSError as error:
-        raise BackendUnavailableError(
-            f"no shared memory can be created in {directory or 'a memfd'}: {error.strerror}",
-            hint="pool_dir names a folder on a tmpfs that this user may write to",
-        ) from error
-    return fd
-
-
-def map_shared(fd: int, nbytes: int) -> mmap.mmap:
-    """Map a file for reading and writing, and leave it out of core dumps."""
-    mapping = mmap.mmap(fd, nbytes)
-    mapping.madvise(mmap.MADV_DONTDUMP)
-    return mapping
 
 
 class Block(NamedTuple):
@@ -106,14 +57,14 @@ class Pool:
         self._closed = False
         self.fd = anonymous_file("omni-connector-pool", self.capacity_nbytes, directory)
         try:
-            self._mapping = map_shared(self.fd, self.capacity_nbytes)
+            self._memory: Any = map_aligned(self.fd, self.capacity_nbytes)
         except OSError as error:
             os.close(self.fd)
             raise BackendUnavailableError(
                 f"{self.capacity_nbytes:,} bytes of address space cannot be had: {error.strerror}",
                 hint="Lower capacity_bytes, or raise the limit on address space",
             ) from error
-        self._view = memoryview(self._mapping)
+        self._view = memoryview(self._memory).cast("B")
 
     @property
     def taken_nbytes(self) -> int:
@@ -163,8 +114,7 @@ class Pool:
             self._closed = True
             os.close(self.fd)
             self._view.release()
-            with contextlib.suppress(BufferError):  # a put is under way: its view keeps the mapping
-                self._mapping.close()
+            self._memory = None  # a put that is under way has a view, which keeps the mapping
 
     def abandon(self) -> None:
         """Close the file in a forked child, taking no lock."""
@@ -194,6 +144,7 @@ class Pool:
                 raise
             self.refusal = f"the host refuses {nbytes:,} bytes more: {error.strerror}"
             return False
+        make_huge(self._memory, end, nbytes)
         self.refusal = ""
         self._space.grow(nbytes)
         return True
