@@ -101,6 +101,15 @@ def test_a_second_producer_may_appear_while_a_get_waits(edge: Edge) -> None:
         assert first.transport.usage().pending == second.transport.usage().pending == 0
 
 
+def test_one_may_wait_for_ever(edge: Edge) -> None:
+    with edge.open() as conn, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(conn.get, "k", timeout=float("inf"))
+        conn.put("other", 0, ttl=float("inf"), timeout=float("inf"))
+        conn.put("k", 1, ttl=1e9, timeout=1e9)
+        assert waiting.result(20) == 1
+        assert conn.get("other") == 0
+
+
 def test_a_poll_and_a_get_of_one_key_do_not_steal_from_each_other(edge: Edge) -> None:
     with edge.open() as conn:
         conn.put("warm", 0)

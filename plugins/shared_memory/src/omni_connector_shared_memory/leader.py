@@ -17,6 +17,9 @@ from omni_connector_core.errors import ClosedError
 
 __all__ = ["Events", "LeaderFollowers"]
 
+LONGEST_PAUSE_S = 3600.0
+"""The system's calls do not take for ever as a number."""
+
 ResultT = TypeVar("ResultT")
 Events = list[tuple[int, int]]
 
@@ -43,6 +46,7 @@ class LeaderFollowers:
         self._handle = handle
         self._changed = threading.Condition(self.lock)
         self._leading = False
+        self._followers = 0
         self._closed = False
         self._wake = -1
 
@@ -80,10 +84,13 @@ class LeaderFollowers:
             if not pause_s:
                 return None
             again_s = look_again_s()
-            if again_s is not None:
-                pause_s = min(pause_s, again_s)
+            pause_s = min(pause_s, LONGEST_PAUSE_S if again_s is None else again_s)
             if self._leading:
-                self._changed.wait(pause_s)
+                self._followers += 1
+                try:
+                    self._changed.wait(pause_s)
+                finally:
+                    self._followers -= 1
             else:
                 self._lead(pause_s)
         return result
@@ -124,10 +131,12 @@ class LeaderFollowers:
         finally:
             self.lock.acquire()
             self._leading = False
-            self._changed.notify_all()
+            if self._followers or self._closed:
+                self._changed.notify_all()
         self._take_in(events)
 
     def _take_in(self, events: Events) -> None:
-        if any(fd == self._wake for fd, _ in events):
-            os.eventfd_read(self._wake)
+        for fd, _ in events:
+            if fd == self._wake:
+                os.eventfd_read(fd)
         self._handle(events)

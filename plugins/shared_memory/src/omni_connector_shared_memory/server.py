@@ -17,6 +17,7 @@ from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.connection import Connection, Slot
+from omni_connector_shared_memory.leader import LONGEST_PAUSE_S
 from omni_connector_shared_memory.pool import Pool
 
 __all__ = ["Server"]
@@ -134,8 +135,8 @@ class Server:
             expiries = [connection.expires_s() for connection in self.connections]
             expiries.append(None if next_s is None else now_s + next_s)
             self._wakes_at_s = min([self._wakes_at_s, *(at_s for at_s in expiries if at_s is not None)])
-        pause_s = None if self._wakes_at_s == math.inf else max(self._wakes_at_s - now_s, 0.0)
-        for fd, events in self._epoll.poll(pause_s):
+        pause_s = min(max(self._wakes_at_s - now_s, 0.0), LONGEST_PAUSE_S)
+        for fd, events in self._epoll.poll(None if self._wakes_at_s == math.inf else pause_s):
             connection = self._by_fd.get(fd)
             if connection is not None:
                 self._attend(fd, connection, events)
