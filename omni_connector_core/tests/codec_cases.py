@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import torch
-from omni_connector_core.codec import Codec, RawTensor
 from PIL import Image
+
+from omni_connector_core.codec import Codec, RawTensor
 
 T = TypeVar("T")
 

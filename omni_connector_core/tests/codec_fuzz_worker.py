@@ -14,9 +14,10 @@ import codec_cases as cases
 import msgspec
 import numpy as np
 import torch
+from PIL import Image
+
 from omni_connector_core.codec import Codec, TypeCodec, wire
 from omni_connector_core.errors import DecodeError
-from PIL import Image
 
 ALLOWANCE_NBYTES = 256 << 20
 

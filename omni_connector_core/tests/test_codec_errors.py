@@ -17,12 +17,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.walk import Writer
 from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, NUMPY_DTYPE, REGISTERED, STRUCT, Ext, pack
 from omni_connector_core.errors import DecodeError, EncodeError
 from omni_connector_core.frame import Frame
-from PIL import Image
 
 
 class Text(str):

@@ -9,9 +9,10 @@ import codec_cases as cases
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.frame import FORMAT_VERSION
-from PIL import Image
 
 #: payload, and its frame behind the header: lengths, meta, buffers
 GOLDEN: list[tuple[Any, str]] = [

@@ -14,6 +14,7 @@ import codec_cases as cases
 import numpy as np
 import pytest
 import torch
+
 from omni_connector_core.codec import Codec
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.dtypes import TORCH_DTYPES
 from omni_connector_core.frame import FrameLayout, scatter_plan

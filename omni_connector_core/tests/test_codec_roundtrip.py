@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from codec_cases import round_trip, same, tensor
+from PIL import Image
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.dtypes import TORCH_DTYPES, TORCH_ITEMSIZES
-from PIL import Image
 
 warnings.filterwarnings("ignore", message="ComplexHalf")
 

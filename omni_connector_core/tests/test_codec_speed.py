@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.frame import scatter
 

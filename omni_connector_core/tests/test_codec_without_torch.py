@@ -8,6 +8,7 @@ from pathlib import Path
 
 import codec_cases as cases
 import torch
+
 from omni_connector_core.codec import Codec
 
 

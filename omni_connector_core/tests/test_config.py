@@ -6,10 +6,10 @@ import copy
 from pathlib import Path
 
 import pytest
-from omni_connector_core.config import check_backends, ends_of, faults, load, open_ends, parse
-from omni_connector_core.errors import ConfigError
 
 from omni_connector_core import Edge, Role
+from omni_connector_core.config import check_backends, ends_of, faults, load, open_ends, parse
+from omni_connector_core.errors import ConfigError
 
 GOOD = """\
 async_chunk: true

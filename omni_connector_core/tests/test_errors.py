@@ -52,5 +52,5 @@ def test_the_tree_in_the_docstring_is_the_tree():
     for name, builtin in drawn:
         if builtin:
             assert issubclass(getattr(errors, name), __builtins__[builtin])
-    marked = {name for name in re.findall(r"── (\w+) .*retryable", errors.__doc__)}
+    marked = set(re.findall(r"── (\w+) .*retryable", errors.__doc__))
     assert marked == {cls.__name__ for cls in CLASSES if cls.retryable}

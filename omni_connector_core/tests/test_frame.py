@@ -12,6 +12,7 @@ import codec_cases as cases
 import numpy as np
 import pytest
 import torch
+
 from omni_connector_core.codec import Codec
 from omni_connector_core.errors import BufferMismatchError, DecodeError
 from omni_connector_core.frame import Frame, FrameLayout, scatter, scatter_plan

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from omni_connector_core.errors import IncompatibleKVError
 from omni_connector_core.kv import KVSpec, Rank, plan
 from omni_connector_core.kv.spec import Span

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from omni_connector_core.services import DaemonSpec, Service, ServiceError, free_ports
 
 ECHO = """

@@ -91,7 +91,7 @@ class ConsumerEnd:
             if len(found) > 1:
                 found = self._unread(found, deadline)
             dead = bool(found) and all(slot.process.dead() for slot, _ in found)
-            if found and (wanted is None and directory.newcomers(deadline) or dead and directory.stale(REFRESH_S)):
+            if found and ((wanted is None and directory.newcomers(deadline)) or (dead and directory.stale(REFRESH_S))):
                 directory.refresh(deadline)  # a successor may have the slot, and the key, of one that died
                 continue
             if len(found) > 1:
