@@ -75,10 +75,12 @@ def _check_installed(name: str) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the suite's own entry module unless a backend is named, and the template's always."""
+    """Of the suite's own folder collect the contract, or with --benchmark-only the benchmarks, if a backend is named."""
     if BUILT_IN not in collection_path.parents:
         return None
-    return config.getoption("connector") is None or BUILT_IN / "template" in collection_path.parents or None
+    benchmarks = config.getoption("benchmark_only", False)
+    wanted = BUILT_IN / ("test_benchmarks.py" if benchmarks else "test_contract.py")
+    return None if collection_path == wanted and config.getoption("connector") is not None else True
 
 
 @pytest.fixture(scope="session")

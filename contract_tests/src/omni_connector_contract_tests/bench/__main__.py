@@ -1,23 +1,102 @@
-"""Measure a backend: ``python -m omni_connector_contract_tests.bench [--connector NAME]``; fails when a bar is missed."""
+"""Measure a backend, side by side with a memcpy and with vLLM-Omni's own connector, in one run."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from omni_connector_contract_tests.bench import flows
-from omni_connector_contract_tests.harness.backend import Backend
+from rich.console import Console
+from rich.table import Table
+
+from omni_connector_contract_tests.bench import codec, flows
+from omni_connector_contract_tests.bench.one_way import OneWay
+from omni_connector_contract_tests.bench.plot import plot
+from omni_connector_contract_tests.bench.ratio import Ratio
+from omni_connector_contract_tests.bench.transfers import Transfers
+from omni_connector_contract_tests.bench.upstream import fetch
+from omni_connector_contract_tests.harness.backend import Backend, read_config
+
+PARTS = ("codec", "transfers", "flows")
 
 
 def main() -> int:
-    """Measure, print one line for each ratio, and return the exit status."""
+    """Run the command; the exit status is 1 only with ``--strict`` and a bar that was missed."""
     parser = argparse.ArgumentParser(prog="python -m omni_connector_contract_tests.bench", description=__doc__)
     parser.add_argument("--connector", default="shared_memory", metavar="NAME", help="the backend (%(default)s)")
-    missed = 0
-    for ratio in flows.measure(Backend(parser.parse_args().connector)):
-        print(ratio, flush=True)
-        missed += ratio.ratio > ratio.bar
-    return 1 if missed else 0
+    parser.add_argument("--connector-config", type=Path, metavar="FILE", help="its options, YAML or JSON")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
+    parser.add_argument(
+        "--without-upstream", action="store_true", help="do not fetch and measure vLLM-Omni's connector"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="for results (%(default)s)"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
+    arguments = parser.parse_args()
+    config = {} if arguments.connector_config is None else read_config(arguments.connector_config)
+    console = Console(highlight=False)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    upstream = None if arguments.without_upstream else fetch(out / "upstream")
+    backend = Backend(arguments.connector, config)
+    transfers = Transfers(backend, upstream)
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    if busy > 0.5:
+        console.print(f"this machine is busy ({busy:.1f} waiting processes a core): times are longer than they need be")
+    ratios = []
+    for ratio in _measure(arguments.part or PARTS, backend, transfers):
+        console.print(str(ratio))
+        ratios.append(ratio)
+    _print_table(console, arguments.connector, ratios)
+    _write(out / "bench.json", arguments.connector, ratios, transfers)
+    if transfers.measured:
+        plot(out / "bench.png", arguments.connector, transfers.measured, transfers.upstream)
+    console.print(f"results in {out}")
+    return int(arguments.strict and not all(ratio.held for ratio in ratios))
+
+
+def _measure(parts: Sequence[str], backend: Backend, transfers: Transfers) -> Iterator[Ratio]:
+    if "codec" in parts:
+        yield from codec.measure()
+    if "transfers" in parts:
+        yield from transfers.measure()
+    if "flows" in parts:
+        yield from flows.measure(backend)
+
+
+def _print_table(console: Console, connector: str, ratios: list[Ratio]) -> None:
+    table = Table(title=f"omni-connector bench: {connector}")
+    for column in ("", "measured", "against", "ratio", "at most", ""):
+        table.add_column(column, justify="left" if column == "" else "right")
+    for ratio in ratios:
+        table.add_row(
+            ratio.name,
+            f"{ratio.measured_s * 1e6:,.1f} us",
+            f"{ratio.reference_s * 1e6:,.1f} us",
+            f"{ratio.ratio:.3f}",
+            f"{ratio.bar:.3g}",
+            "held" if ratio.held else "[bold]missed[/bold]",
+        )
+    console.print(table)
+
+
+def _write(path: Path, connector: str, ratios: list[Ratio], transfers: Transfers) -> None:
+    def rows(measured: list[OneWay]) -> list[dict[str, float]]:
+        return [one_way._asdict() for one_way in measured]
+
+    results = {
+        "connector": connector,
+        "machine": {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()},
+        "ratios": [{**ratio._asdict(), "ratio": ratio.ratio, "held": ratio.held} for ratio in ratios],
+        "transfers": rows(transfers.measured),
+        "upstream": rows(transfers.upstream),
+    }
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

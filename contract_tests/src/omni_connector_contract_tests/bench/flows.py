@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from omni_connector_contract_tests.bench.ratio import Ratio
 from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.worker import Acting
 from omni_connector_core.kv import KVReceiver, KVSender, KVSpec, plan
 
-__all__ = ["Ratio", "measure"]
+__all__ = ["measure"]
 
 PATIENCE_S = 120.0
 NBYTES = 256 * 2**20
@@ -28,34 +29,6 @@ TOKENS = NBYTES // (LAYERS * 2 * HEADS * HEAD_SIZE * 2)
 BLOCKS = TOKENS // BLOCK_SIZE
 CHUNKS, CHUNK_NBYTES = 10_000, 1024
 _requests = count()
-
-
-class Ratio(NamedTuple):
-    """One thing measured.
-
-    Attributes
-    ----------
-    name
-        What was measured.
-    measured_s, reference_s
-        The best time, and the best time of what it is measured by (or the bound), seconds.
-    bar
-        How many times the reference it may take.
-    """
-
-    name: str
-    measured_s: float
-    reference_s: float
-    bar: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the reference it took."""
-        return self.measured_s / self.reference_s
-
-    def __str__(self) -> str:
-        verdict = "ok" if self.ratio <= self.bar else "MISSED"
-        return f"{self.name:<58}{self.measured_s * 1e3:>10.3f} ms {self.ratio:>7.2f} x (at most {self.bar:g}) {verdict}"
 
 
 def measure(backend: Backend, *, rounds: int = 7) -> Iterator[Ratio]:
