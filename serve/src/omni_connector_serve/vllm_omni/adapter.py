@@ -29,7 +29,7 @@ from omni_connector_serve.vllm_omni.lost import LostKeys
 from omni_connector_serve.vllm_omni.payloads import delivered, wire_payload
 from omni_connector_serve.vllm_omni.place import this_place
 from omni_connector_serve.vllm_omni.report import Once, logger
-from omni_connector_serve.vllm_omni.stalled import end_wait
+from omni_connector_serve.vllm_omni.stalled import Outages, end_wait
 
 __all__ = ["ConnectorAdapter"]
 
@@ -45,6 +45,7 @@ class _Open:
     end: sharing.End
     connector: OmniConnector
     readers: int
+    timeout_s: float
 
 
 class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
@@ -76,6 +77,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self._ends: dict[tuple[Edge, Role], _Open] = {}
         self._opening = threading.Lock()
         self._lost = LostKeys()
+        self._outages = Outages()
         self._once = Once()
         self._hint: dict[str, Any] | None = None
         self._check()
@@ -204,16 +206,27 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             port = extra.zmq_port if is_port else place.control_port(extra.zmq_port, edge, kv=self._for_kv)
             options.setdefault(_CONTROL_PORT, port)
         end = sharing.End(spec.name, edge, role, place, options)
-        return _Open(end, sharing.acquire(end), extra.readers or settings.readers)
+        return _Open(end, sharing.acquire(end), extra.readers or settings.readers, extra.timeout_s)
 
     def _take(self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]) -> tuple[Any, int] | None:
+        timeout_s = 0.0
         try:
-            payload = take(self._open(edge, Role.CONSUMER).connector)
+            open_end = self._open(edge, Role.CONSUMER)
+            timeout_s = open_end.timeout_s
+            payload = take(open_end.connector)
         except Exception as error:  # raising in a poll loop is a traceback per millisecond
-            told = not getattr(error, "retryable", False) and end_wait(edge, key)
-            self._report("get", edge, key, error, "the request fails now" if told else "")
+            self._report("get", edge, key, error)
+            passing = isinstance(error, OmniConnectorError) and error.retryable
+            if not passing or self._outages.lasting_s(edge, key) > timeout_s:
+                self._give_up(edge, key)
             return None
+        self._outages.over(edge, key)
         return None if payload is NOT_READY else delivered(payload)
+
+    def _give_up(self, edge: Edge, key: str) -> None:
+        self._outages.over(edge, key)
+        if end_wait(edge, key):
+            logger.error("gave up: request=%s edge=%s key=%s fails now", _request_of(key, edge), edge, key)
 
     def _of_role(self, role: Role) -> list[_Open]:
         return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]
@@ -228,18 +241,17 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                 self._report("fail", edge, key, error)
                 return
 
-    def _report(self, operation: str, edge: Edge, key: str, error: Exception, consequence: str = "") -> None:
+    def _report(self, operation: str, edge: Edge, key: str, error: Exception) -> None:
         if self._once.first(operation, edge, key, type(error)):
             ours = isinstance(error, OmniConnectorError)
             logger.error(
-                "%s failed: request=%s edge=%s key=%s cause=%s: %s%s",
+                "%s failed: request=%s edge=%s key=%s cause=%s: %s",
                 operation,
                 _request_of(key, edge),
                 edge,
                 key,
                 type(error).__name__,
                 error,
-                f" ({consequence})" if consequence else "",
                 exc_info=None if ours else error,
             )
 

@@ -53,11 +53,14 @@ class Extra:
         How many processes of the consuming stage take each payload; None: not said.
     zmq_port
         The base of the engine's port numbers for this connector.
+    timeout_s
+        For how long a transfer is tried, seconds.
     """
 
     options: Mapping[str, Any]
     readers: int | None
     zmq_port: int
+    timeout_s: float
 
 
 def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Extra:
@@ -93,11 +96,12 @@ def split_extra(spec: BackendSpec, given: Mapping[str, Any], *, name: str) -> Ex
             options[option] = value
         elif option not in upstream.unread | pipeline | OWN_OPTIONS:
             _unknown(option, own, spec.name)
-    parse_options(options_type, options, backend=spec.name)
+    parsed = parse_options(options_type, options, backend=spec.name)
     readers = given.get("readers")
     if readers is not None and (type(readers) is not int or readers < 1):
         raise OptionError(f"option readers: expected a whole number of at least 1, got {readers!r}", backend=spec.name)
-    return Extra(options, readers, int(os.path.expandvars(str(given.get("zmq_port") or _ZMQ_PORT))))
+    zmq_port = int(os.path.expandvars(str(given.get("zmq_port") or _ZMQ_PORT)))
+    return Extra(options, readers, zmq_port, parsed.timeout_s)
 
 
 def _unknown(option: str, own: frozenset[str], backend: str) -> None:

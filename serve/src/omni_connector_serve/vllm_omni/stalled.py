@@ -11,14 +11,32 @@ left alone, and the engine's own deadline holds.
 from __future__ import annotations
 
 import sys
+import time
 
 from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import OmniChunkTransferAdapter
 
 from omni_connector_core import Edge
 
-__all__ = ["end_wait"]
+__all__ = ["Outages", "end_wait"]
 
 _DEPTH = 8
+
+
+class Outages:
+    """Since when each key's polls have met the same wall."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[Edge, str], float] = {}
+
+    def lasting_s(self, edge: Edge, key: str) -> float:
+        """One more poll has failed: for how long have they done so, seconds."""
+        now_s = time.monotonic()
+        return now_s - self._since_s.setdefault((edge, key), now_s)
+
+    def over(self, edge: Edge, key: str) -> None:
+        """A poll has gone through."""
+        if self._since_s:
+            self._since_s.pop((edge, key), None)
 
 
 def end_wait(edge: Edge, key: str) -> bool:
