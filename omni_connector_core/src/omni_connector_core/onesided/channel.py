@@ -35,6 +35,10 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLO
 _EVENTS |= _DENIALS[0] | _DENIALS[1] | _DENIALS[2]
 
 
+_REFUSED_S = 0.5
+"""For how long connections are refused before the peer counts as gone, seconds: right after a cut is healed they still are."""
+
+
 class Link(Enum):
     """What is known of the connection under a channel."""
 
@@ -66,6 +70,7 @@ class Channel:
         self._sent: dict[int, float] = {}
         self._last_sent_s = 0.0
         self._silent_since_s: float | None = None
+        self._refused_since_s = 0.0
         self.socket.connect(f"tcp://{address}")
 
     def send(self, question: m.Question) -> None:
@@ -131,7 +136,7 @@ class Channel:
                 f"the process at {self.address} refused the handshake",
                 hint="Give both sides the same secret_file, and check that the address is a producer's control address",
             )
-        if self.link is Link.REFUSED:
+        if self.link is Link.REFUSED and time.monotonic() - self._refused_since_s > _REFUSED_S:
             return PeerLostError(f"nobody listens at {self.address} any more")
         if self.silent_s > m.LOST_S:
             return PeerLostError(f"the producer at {self.address} has not answered for {self.silent_s:.1f} s")
@@ -145,8 +150,12 @@ class Channel:
                 self.ups += 1
             elif event in _DENIALS:
                 self.link = Link.DENIED
-            elif self.link is not Link.DENIED:
-                self.link = Link.CONNECTING if event == zmq.EVENT_DISCONNECTED else Link.REFUSED
+            elif event == zmq.EVENT_DISCONNECTED:
+                if self.link is not Link.DENIED:
+                    self.link = Link.CONNECTING
+            elif self.link is Link.CONNECTING or self.link is Link.UP:
+                self.link = Link.REFUSED
+                self._refused_since_s = time.monotonic()
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close the socket; what was sent still goes out when the peer is there."""
