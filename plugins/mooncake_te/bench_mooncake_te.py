@@ -39,7 +39,8 @@ UPSTREAM = Path(".venv-vllm/bin/python")
 def serve(namespace: str, pipe: Connection) -> None:
     """Be the producer: of a bare engine and of a connector."""
     memory = HostMemory(NBYTES)
-    np.frombuffer(memory.part(0, NBYTES), np.uint8)[:] = 1
+    bare = np.frombuffer(memory.part(0, NBYTES), np.uint8)
+    bare[:] = 1
     engine = MooncakeEngine("127.0.0.1", "tcp", "")
     engine.register(memory.address, NBYTES)
     pipe.send((memory.address, engine.endpoint()))
@@ -50,6 +51,10 @@ def serve(namespace: str, pipe: Connection) -> None:
                 pipe.send(time.process_time())
                 continue
             key, nbytes = order
+            if key is None:
+                np.copyto(bare[:nbytes], source[:nbytes])
+                pipe.send(None)
+                continue
             start_s = time.perf_counter()
             metadata = conn.put(key, {"x": source[:nbytes]})
             pipe.send((start_s, time.perf_counter() - start_s, metadata))
@@ -105,6 +110,8 @@ def compare(pipe: Connection, bare: Bare, namespace: str, upstream: Any) -> None
             times: dict[str, list[float]] = {}
             for n in range(rounds):
                 for name, way in bare.ways().items():
+                    pipe.send((None, nbytes))  # a put has just written what is then read: so it is here
+                    pipe.recv()
                     times.setdefault(name, []).append(timed(way, nbytes))
                 pipe.send((f"{size}-{n}".replace(" ", ""), nbytes))
                 _, put_s, metadata = pipe.recv()
@@ -117,6 +124,8 @@ def compare(pipe: Connection, bare: Bare, namespace: str, upstream: Any) -> None
                 if upstream is not None:
                     times.setdefault("upstream", []).append(upstream(f"{size}-{n}".replace(" ", ""), nbytes))
             best = {name: statistics.median(values[2:]) * 1e6 for name, values in times.items()}
+            if "-v" in sys.argv:
+                print({name: (round(min(v[2:]) * 1e6), round(best[name])) for name, v in times.items()})
             way = min(bare.ways(), key=lambda name: best[name])
             line = f"{size:>7}  get {best['get']:9.0f} us, {best[way] / best['get']:.2f} of bare, {way} (0.9 from 1 MB)"
             line += f"   put + get {best['put + get']:9.0f} us" + (" (400)" if nbytes == 1 << 10 else "")
@@ -193,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     default = UPSTREAM if UPSTREAM.exists() else None
     parser.add_argument("--upstream", type=Path, default=default, help="a Python that can import vllm_omni")
-    arguments = parser.parse_args()
+    arguments, _ = parser.parse_known_args()
     namespace = f"bench-te-{time.time_ns()}"
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

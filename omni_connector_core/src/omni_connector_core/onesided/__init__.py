@@ -11,10 +11,13 @@ omni-connector-core[zmq]``.
 `messages`      the control protocol
 `sockets`       the process' ZMQ context; authentication
 `server`        the producer's end of the control channel
+`servers`       the control servers of this process
 `channel`       the consumer's end
 `discovery`     how processes of one host find each other
 `producers`     whom to ask for a key
-`fetch`         a consumer's way from a key to memory
+`fetch`         a consumer's way from a key to a claim
+`reading`       and from the claim to memory
+`device`        arenas in pinned and device memory
 `transport`     all of it as a `Transport`
 `options`       the options that every such backend has
 =============== =====================================================================================

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -112,6 +113,11 @@ class Channel:
         if sent_s is not None:
             self.confirmed_s = max(self.confirmed_s, sent_s)
         return answer
+
+    def answers(self) -> Iterator[m.Answer]:
+        """Return every answer that is here; raises what `receive` does."""
+        while (answer := self.receive()) is not None:
+            yield answer
 
     def tend(self, claims: list[int]) -> None:
         """Say that we live, when it is time to."""

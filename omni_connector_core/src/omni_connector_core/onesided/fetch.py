@@ -12,74 +12,31 @@ control thread twice, and copies nothing but by the read itself. A small frame c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_any
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-from omni_connector_core import memcpy
-from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     AmbiguousKeyError,
-    BackendUnavailableError,
-    DecodeError,
     OmniConnectorError,
     PeerLostError,
     TransferTimeoutError,
     error_from_code,
 )
-from omni_connector_core.frame import PREFIX_NBYTES, FrameLayout, scatter_plan
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.channel import Channel, Channels, Link, wait_on
 from omni_connector_core.onesided.discovery import Watch
-from omni_connector_core.onesided.engine import Piece
-from omni_connector_core.onesided.hub import Share, Transfer
+from omni_connector_core.onesided.hub import Share
 from omni_connector_core.onesided.producers import Producers, Whereabouts
+from omni_connector_core.onesided.reading import Pause, Reading, Span, Steps
 
-__all__ = ["Fetch", "Span"]
-
-AnyT = TypeVar("AnyT")
-
-_HEAD_NBYTES = 4096
-"""What is read of a frame to learn its layout, at first."""
-
-_ATTEMPTS = 3
-"""How often a read is begun anew while the producer's control server says that it is well."""
+__all__ = ["Fetch"]
 
 _SHORT_S = 1e-3
 """For how long a poll may wait for an answer that is due, seconds."""
-
-_MARGIN_S = 1.0
-"""A claim counts as certain while it has at least this long to live, seconds."""
-
-_GONE_S = 5.0
-"""For how long an abandoned read into the caller's own memory is waited for, seconds."""
-
-
-class Pause(NamedTuple):
-    """A point at which the protocol waits.
-
-    Attributes
-    ----------
-    block
-        Waits until something may have changed, or to a point of the monotonic clock.
-    short
-        Whether it is over within a millisecond when all is well; a poll waits for nothing else.
-    """
-
-    block: Callable[[float], object]
-    short: bool
-
-
-Steps = Generator[Pause, None, AnyT]
-
-Span = tuple[int, int]
-"""A piece of the caller's memory: address and length in bytes."""
 
 
 @dataclass(slots=True)
@@ -196,7 +153,7 @@ class Fetch:
         channel = chosen.channel
         unread = True
         try:
-            result = yield from self._read(channel, found)
+            result = yield from Reading(self._share, channel, self._producers.scope, found, self._target).run()
             unread = False
             return result
         finally:
@@ -296,186 +253,3 @@ class Fetch:
         if channel.link is Link.UP:
             channel.send(m.Cancel(candidate.ask.number))
         self._channels.put_back(channel)
-
-    # ---- from claim to memory
-
-    def _read(self, channel: Channel, found: m.Found) -> Steps[Any]:
-        if found.frame:
-            return self._unpack(found.frame)
-        if self._target is None:
-            region = yield from self._read_start(channel, found, found.nbytes)
-            try:
-                yield from self._make_sure(channel, found)
-            except BaseException:
-                self._share().arena.release(region)
-                raise
-            return region.lease()
-        pieces = yield from self._plan(channel, found, self._target)
-        if pieces:
-            yield from self._transfer(channel, found, lambda: self._nothing(pieces))
-        yield from self._make_sure(channel, found)
-        return sum(piece.nbytes for piece in pieces)
-
-    def _unpack(self, frame: bytes) -> Any:
-        """Take a frame that came with the answer."""
-        if self._target is None:
-            return memcpy.aligned_copy(frame)
-        source = memcpy.region(frame).address
-        pieces = scatter_plan(FrameLayout.parse_head(frame), [length for _, length in self._target])
-        for offset, index, start, length in pieces:
-            memcpy.copy(self._target[index][0] + start, source + offset, length)
-        return sum(length for _, _, _, length in pieces)
-
-    def _read_start(self, channel: Channel, found: m.Found, nbytes: int) -> Steps[Region]:
-        """Read the first bytes of the frame, or all of it, into the arena."""
-
-        def prepare() -> Steps[tuple[Region | None, list[Piece]]]:
-            region = yield from self._allocate(channel, found, nbytes)
-            return region, [Piece(found.address, region.address, nbytes)]
-
-        region = yield from self._transfer(channel, found, prepare)
-        assert region is not None
-        return region
-
-    def _plan(self, channel: Channel, found: m.Found, target: Sequence[Span]) -> Steps[list[Piece]]:
-        """Say which bytes of the frame go where in the caller's memory, from the frame's head."""
-        head_nbytes, nbytes = PREFIX_NBYTES, 0
-        while nbytes < head_nbytes:
-            nbytes = min(max(head_nbytes, _HEAD_NBYTES), found.nbytes)
-            region = yield from self._read_start(channel, found, nbytes)
-            head = bytes(region.buffer())
-            self._share().arena.release(region)
-            head_nbytes, _ = FrameLayout.parse_prefix(head)
-            if head_nbytes > found.nbytes:
-                raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {found.nbytes}")
-        plan = scatter_plan(FrameLayout.parse_head(head), [length for _, length in target])
-        return [
-            Piece(found.address + offset, target[index][0] + start, length) for offset, index, start, length in plan
-        ]
-
-    @staticmethod
-    def _nothing(pieces: list[Piece]) -> Steps[tuple[Region | None, list[Piece]]]:
-        """Prepare nothing: the memory is the caller's."""
-        return None, pieces
-        yield  # a generator, as `prepare` is
-
-    def _transfer(
-        self,
-        channel: Channel,
-        found: m.Found,
-        prepare: Callable[[], Steps[tuple[Region | None, list[Piece]]]],
-    ) -> Steps[Region | None]:
-        """Read pieces of the payload; begin anew while the engine fails and the producer says that it is well.
-
-        Parameters
-        ----------
-        prepare
-            Gets memory of the arena, if the pieces go there, and the pieces. Once for every attempt, as the memory of one that
-            failed is in quarantine.
-        """
-        hub, arena = self._share()
-        name = found.endpoint
-        for attempt in range(1, _ATTEMPTS + 1):
-            region, pieces = yield from prepare()
-            transfer = None
-            try:
-                while transfer is None:
-                    yield from self._contact(channel, found, name)
-                    transfer = hub.start(name, pieces)
-                while not transfer.done():
-                    self._news(channel, found)
-                    yield Pause(partial(_wait_transfer, transfer), short=True)
-                return region
-            except BaseException as error:
-                if transfer is None:
-                    if region is not None:
-                        arena.release(region)
-                else:
-                    gone = transfer.abandon(region)
-                    if region is None:
-                        gone.wait(_GONE_S)  # nothing may arrive in the caller's memory once we return
-                if not isinstance(error, PeerLostError | BackendUnavailableError) or attempt == _ATTEMPTS:
-                    raise
-                failure = error
-            try:
-                endpoint = yield from self._describe(channel, found)
-            except PeerLostError as lost:
-                raise lost from failure
-            name = endpoint.name
-        raise AssertionError("unreachable")
-
-    def _allocate(self, channel: Channel, found: m.Found, nbytes: int) -> Steps[Region]:
-        arena = self._share().arena
-        while (region := arena.try_allocate(nbytes)) is None:
-            self._news(channel, found)
-            try:
-                yield Pause(partial(arena.wait, nbytes), short=False)
-            except TransferTimeoutError as error:
-                raise arena.full(nbytes) from error
-        return region
-
-    def _contact(self, channel: Channel, found: m.Found, name: str) -> Steps[None]:
-        """Have the engine meet the producer's engine, if it has not."""
-        hub = self._share().hub
-        contact = hub.peer(name)
-        if contact is None:
-            endpoint = yield from self._describe(channel, found)
-            contact = hub.connect(name, endpoint.blob)
-        while not contact.done():
-            self._news(channel, found)
-            yield Pause(partial(_wait_contact, contact), short=True)
-        contact.result()
-
-    def _describe(self, channel: Channel, found: m.Found) -> Steps[m.Endpoint]:
-        question = m.Describe(m.new_number(), self._producers.scope)
-        channel.send(question)
-        while True:
-            for answer in self._news(channel, found):
-                if answer.number == question.number:
-                    if isinstance(answer, m.Failed):
-                        raise error_from_code(answer.code, answer.message)
-                    assert isinstance(answer, m.Endpoint)
-                    return answer
-            yield Pause(partial(wait_on, [channel]), short=True)
-
-    def _make_sure(self, channel: Channel, found: m.Found) -> Steps[None]:
-        """Make sure that the claim stood while we read; else the memory may have been used for something else meanwhile.
-
-        Without a word to the producer when what it last confirmed is recent enough.
-        """
-        if channel.lease_s > _MARGIN_S:
-            return
-        ping = m.Ping(m.new_number(), [found.claim])
-        channel.send(ping)
-        while True:
-            for answer in self._answers(channel):
-                if isinstance(answer, m.Pong) and answer.number == ping.number:
-                    if found.claim in answer.claims:
-                        return
-                    raise PeerLostError("the producer took us for dead while we read, and gave the payload up")
-            if (lost := channel.lost()) is not None:
-                raise lost
-            yield Pause(partial(wait_on, [channel]), short=True)
-
-    def _news(self, channel: Channel, found: m.Found) -> list[m.Answer]:
-        """Return what the producer said, tell it that we live, and see whether it does."""
-        answers = list(self._answers(channel))
-        channel.tend([found.claim])
-        if channel.link is Link.REFUSED or channel.silent_s > m.LEASE_S:
-            lost = channel.lost()
-            if lost is not None:
-                raise lost
-        return answers
-
-    @staticmethod
-    def _answers(channel: Channel) -> Generator[m.Answer, None, None]:
-        while (answer := channel.receive()) is not None:
-            yield answer
-
-
-def _wait_transfer(transfer: Transfer, until_s: float) -> None:
-    transfer.wait(min(until_s, time.monotonic() + m.PING_S))
-
-
-def _wait_contact(contact: Future[Any], until_s: float) -> None:
-    wait_for_any([contact], max(min(until_s - time.monotonic(), m.PING_S), 0.0))

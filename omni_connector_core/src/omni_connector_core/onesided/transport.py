@@ -37,11 +37,13 @@ from omni_connector_core.onesided.channel import Channels
 from omni_connector_core.onesided.device import make_pool
 from omni_connector_core.onesided.discovery import Advert, Found
 from omni_connector_core.onesided.engine import Engine, Piece
-from omni_connector_core.onesided.fetch import Fetch, Span
+from omni_connector_core.onesided.fetch import Fetch
 from omni_connector_core.onesided.hub import Share, hub
 from omni_connector_core.onesided.options import OneSidedOptions
 from omni_connector_core.onesided.producers import Producers, Whereabouts
-from omni_connector_core.onesided.server import ControlServer, close_server, open_server
+from omni_connector_core.onesided.reading import Span
+from omni_connector_core.onesided.server import ControlServer
+from omni_connector_core.onesided.servers import close_server, open_server
 from omni_connector_core.onesided.sockets import read_secret
 from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 
