@@ -34,12 +34,14 @@ from omni_connector_core.errors import (
     RequestAbandonedError,
 )
 from omni_connector_core.key import Key
+from omni_connector_core.recent import MEMORY_OF_ENDINGS_S, Recent
 
 __all__ = ["Claim", "Ledger", "Pending"]
 
 ItemT = TypeVar("ItemT")
 Reader = Hashable
-MEMORY_OF_ENDINGS_S = 600.0
+STALE_EXPIRIES = 1000
+"""So many expiries of payloads that are gone may stand in the book, beside one for each live payload."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +124,6 @@ class Ledger(Generic[ItemT]):
 
     def __init__(self, free: Callable[[ItemT], None], *, endings_s: float = MEMORY_OF_ENDINGS_S) -> None:
         self._free = free
-        self._endings_s = endings_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._watchers = 0
@@ -132,8 +133,8 @@ class Ledger(Generic[ItemT]):
         self._claims: dict[int, Claim[ItemT]] = {}
         self._by_reader: dict[Reader, set[int]] = {}
         self._waiters: dict[Key, dict[Reader, Deliver[ItemT]]] = {}
-        self._endings: dict[Key, tuple[float, type[OmniConnectorError], str]] = {}
-        self._abandoned: dict[str, float] = {}
+        self._endings: Recent[Key, tuple[type[OmniConnectorError], str]] = Recent(endings_s)
+        self._abandoned: Recent[str, None] = Recent(endings_s)
         self._expiries: list[tuple[float, int, Key]] = []
         self.expired = 0
         """How many payloads expired unread."""
@@ -182,6 +183,9 @@ class Ledger(Generic[ItemT]):
             else:
                 keys.add(key)
             heapq.heappush(self._expiries, (entry.expires_s, generation, key))
+            if len(self._expiries) > 2 * len(self._live) + STALE_EXPIRIES:
+                self._expiries = [(live.expires_s, live.generation, live.key) for live in self._live.values()]
+                heapq.heapify(self._expiries)
             waiters = self._waiters.get(key)
             if waiters:
                 for reader in list(waiters)[:readers]:
@@ -201,7 +205,7 @@ class Ledger(Generic[ItemT]):
     def cleanup(self, request_id: str) -> int:
         """Discard every unread payload of a request and refuse later ones; returns how many were discarded."""
         with self._lock:
-            self._abandoned[request_id] = time.monotonic() + self._endings_s
+            self._abandoned.note(request_id, None)
             keys = list(self._by_request.get(request_id, ()))
             keys += [key for key in self._waiters if key.request_id == request_id and key not in self._live]
         return self._end(keys, RequestAbandonedError, "the request was cleaned up")
@@ -227,10 +231,8 @@ class Ledger(Generic[ItemT]):
                         break
                     due.add(key)  # twice in the heap, if a read was given back
                 heapq.heappop(self._expiries)
-            for key in [key for key, (until_s, _, _) in self._endings.items() if until_s <= now]:
-                del self._endings[key]
-            for request_id in [name for name, until_s in self._abandoned.items() if until_s <= now]:
-                del self._abandoned[request_id]
+            self._endings.forget_old(now)
+            self._abandoned.forget_old(now)
             self.expired += len(due)
         if due:
             self._end(list(due), PayloadExpiredError, "nobody read the payload within its time-to-live")
@@ -392,7 +394,10 @@ class Ledger(Generic[ItemT]):
         if key.request_id in self._abandoned:
             return RequestAbandonedError("the request was cleaned up")
         ending = self._endings.get(key)
-        return None if ending is None else ending[1](ending[2])
+        if ending is None:
+            return None
+        _, (error, message) = ending
+        return error(message)
 
     def _revive(self, entry: _Entry[ItemT]) -> bool:
         """Give a read back to a payload, unless it was dropped or its key has moved on meanwhile."""
@@ -426,13 +431,12 @@ class Ledger(Generic[ItemT]):
         deliveries: list[Deliver[ItemT]] = []
         count = 0
         with self._lock:
-            until_s = time.monotonic() + self._endings_s
             for key in keys:
                 entry = self._live.get(key)
                 if entry is not None:
                     count += 1
                     self._drop(entry, freed)
-                self._endings[key] = (until_s, error, message)
+                self._endings.note(key, (error, message))
                 deliveries.extend(self._waiters.pop(key, {}).values())
         self._give_back(freed)
         for deliver in deliveries:

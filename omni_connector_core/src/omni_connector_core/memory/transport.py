@@ -26,6 +26,7 @@ from omni_connector_core.key import Edge, Key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_core.metadata import Where
 from omni_connector_core.options import Options, byte_size, option
+from omni_connector_core.recent import Recent
 from omni_connector_core.transport import Memory, Role, Transport, TransportContext
 
 __all__ = ["MemoryOptions", "MemoryTransport"]
@@ -47,7 +48,7 @@ class _Meeting:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.ledgers: dict[MemoryTransport, Ledger[bytearray]] = {}
-        self.abandoned: set[str] = set()
+        self.abandoned: Recent[str, None] = Recent()
 
     def announce(self) -> None:
         with self.lock:
@@ -174,7 +175,7 @@ class MemoryTransport(Transport):
             ledgers = [self._own_ledger()]
         else:
             with self._meeting.lock:
-                self._meeting.abandoned.add(request_id)
+                self._meeting.abandoned.note(request_id, None)
                 ledgers = list(self._meeting.ledgers.values())
         count = sum(ledger.cleanup(request_id) for ledger in ledgers)
         self._meeting.announce()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import dataclass
 
 from omni_connector_core.errors import IncompatibleMetadataError
-from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided.discovery import Directory, Watch
 from omni_connector_core.onesided.messages import Cleanup, Scope, new_number
+from omni_connector_core.recent import Recent
 from omni_connector_core.transport import TransportContext
 
 __all__ = ["Producers", "Whereabouts"]
@@ -57,7 +57,8 @@ class Producers:
         self._directory: Directory | None = None
         self._watches: list[Watch] = []
         self._closed = False
-        self._abandoned: dict[str, float] = {}
+        self._abandoned: Recent[str, None] = Recent()
+        self._abandoned_lock = threading.Lock()
         self._informed: set[str] = set()
 
     @property
@@ -114,9 +115,8 @@ class Producers:
 
     def abandon(self, request_id: str) -> None:
         """Remember a request that was cleaned up here, for as long as producers do."""
-        now = time.monotonic()
-        self._abandoned = {known: until_s for known, until_s in self._abandoned.items() if until_s > now}
-        self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
+        with self._abandoned_lock:
+            self._abandoned.note(request_id, None)
 
     def news_for(self, where: Whereabouts) -> list[Cleanup]:
         """Return what is to be said to a producer before the first question."""
@@ -124,7 +124,8 @@ class Producers:
         if name in self._informed:
             return []
         self._informed.add(name)
-        names = list(self._abandoned)
+        with self._abandoned_lock:
+            names = list(self._abandoned)
         return [Cleanup(new_number(), self.scope, names[n : n + _BATCH]) for n in range(0, len(names), _BATCH)]
 
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Key
+from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 
 __all__ = ["Book", "Entry"]
 
-MEMORY_OF_ENDINGS_S = 600.0
+NameT = TypeVar("NameT")
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +125,7 @@ class Book:
         """Note that the key's descriptor tells an ending now."""
         with self._lock:
             self._drop(key)
+            self.endings.pop(key, None)  # both stand in the order of their times
             self.endings[key] = time.monotonic() + MEMORY_OF_ENDINGS_S
 
     def forget(self, key: Key) -> None:
@@ -134,6 +137,7 @@ class Book:
     def abandon(self, request_id: str) -> list[Key]:
         """Refuse a request from now on; returns its live keys."""
         with self._lock:
+            self.abandoned.pop(request_id, None)
             self.abandoned[request_id] = time.monotonic() + MEMORY_OF_ENDINGS_S
             return sorted(self._by_request.get(request_id, ()))
 
@@ -151,9 +155,7 @@ class Book:
         """Return the keys and the abandoned requests whose endings may be forgotten."""
         now = time.monotonic()
         with self._lock:
-            keys = [key for key, until_s in self.endings.items() if until_s <= now]
-            requests = [request for request, until_s in self.abandoned.items() if until_s <= now]
-        return keys, requests
+            return list(_until(self.endings, now)), list(_until(self.abandoned, now))
 
     def readmit(self, request_id: str) -> None:
         """Forget that a request was abandoned."""
@@ -168,3 +170,8 @@ class Book:
             keys.discard(key)
             if not keys:
                 del self._by_request[key.request_id]
+
+
+def _until(times: dict[NameT, float], now: float) -> Iterator[NameT]:
+    """List what stands before the first time that has not come; looks at nothing behind it."""
+    return itertools.takewhile(lambda name: times[name] <= now, times)

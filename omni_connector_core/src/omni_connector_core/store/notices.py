@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
+from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.reading import load_readable

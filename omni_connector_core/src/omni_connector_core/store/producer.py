@@ -29,8 +29,9 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
+from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store import notices
-from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S, Book, Entry
+from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
@@ -328,8 +329,8 @@ class ProducerEnd:
             self._remove([self.owner.descriptor(key) for key in gone], deadline)
             for key in gone:
                 self.book.forget(key)
+        self._remove([self.owner.abandoned(request_id) for request_id in requests], deadline)
         for request_id in requests:
-            self._store.remove([self.owner.abandoned(request_id)], deadline=deadline)
             self.book.readmit(request_id)
         old = [mail for mail, until_s in self._answers.items() if until_s <= now]
         if old:

@@ -24,7 +24,7 @@ from omni_connector_core.errors import (
     error_from_code,
 )
 from omni_connector_core.key import Key, Producer
-from omni_connector_core.ledger import MEMORY_OF_ENDINGS_S
+from omni_connector_core.recent import Recent
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import ChannelEnd
 from omni_connector_shared_memory.interest import SILENCE_S, Claimed, Interest, Target
@@ -61,7 +61,7 @@ class ConsumerEnd:
         self._lookups: dict[int, Interest] = {}
         self._ripe_at_s = math.inf
         self._calls: dict[int, dict[Link, Any]] = {}
-        self._abandoned: dict[str, float] = {}
+        self._abandoned: Recent[str, None] = Recent()
 
     # ---- what a transport asks for
 
@@ -145,9 +145,7 @@ class ConsumerEnd:
         with self._lock:
             self._open()
             self._look()  # before the request is in the book: whom we find now is asked, and counts
-            now = time.monotonic()
-            self._abandoned = {name: until_s for name, until_s in self._abandoned.items() if until_s > now}
-            self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
+            self._abandoned.note(request_id, None)
             for key in [key for key in self._interests if key.request_id == request_id]:
                 for target in tuple(self._interests[key].targets):
                     self._drop(target)
@@ -196,10 +194,9 @@ class ConsumerEnd:
 
     def _greet(self, link: Link) -> None:
         """Tell a new producer what it ought to know."""
-        now_s = time.monotonic()
-        for request_id, until_s in self._abandoned.items():
-            if until_s > now_s:
-                link.channel.send(protocol.Cleanup(self._numbers(1), request_id))
+        self._abandoned.forget_old(time.monotonic())
+        for request_id in self._abandoned:
+            link.channel.send(protocol.Cleanup(self._numbers(1), request_id))
         self._ask(link, [interest for interest in self._interests.values() if interest.wants(link)])
         for interest in self._interests.values():
             if link in interest.asked:
@@ -258,7 +255,8 @@ class ConsumerEnd:
 
     def _outcome(self, target: Target, *, answer: bool = False) -> Claimed | OmniConnectorError | None:
         """Return what has become of a target, None while that is open; asks for it if nobody has."""
-        if self._abandoned and self._abandoned.get(target.key.request_id, 0.0) > time.monotonic():
+        abandoned = self._abandoned.get(target.key.request_id)
+        if abandoned is not None and abandoned[0] > time.monotonic():
             return RequestAbandonedError("the request was cleaned up")
         interest = self._interest(target)
         outcome = interest.outcome(target)
