@@ -1,10 +1,12 @@
 import multiprocessing
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from omni_connector_core import create_connector
+from omni_connector_core import PeerLostError, TransferTimeoutError, create_connector
+from omni_connector_core.services import free_ports
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
 
@@ -41,3 +43,54 @@ def test_across_processes(namespace, with_metadata):
     ours.send("done")
     producer.join(20)
     assert producer.exitcode == 0
+
+
+def test_a_shared_secret_lets_in_who_knows_it(namespace, tmp_path):
+    paths = [tmp_path / "secret", tmp_path / "another"]
+    for path in paths:
+        path.write_text(secrets.token_hex(32))
+        path.chmod(0o600)
+    configs = [{**CONFIG, "secret_file": str(path)} for path in paths]
+    with create_connector("mooncake_te", configs[0], namespace=namespace, role="producer") as producer:
+        metadata = producer.put("k", np.arange(100_000))
+        for config in (configs[1], CONFIG):
+            with (
+                create_connector("mooncake_te", config, namespace=namespace, role="consumer") as stranger,
+                pytest.raises(PeerLostError, match="secret_file"),
+            ):
+                stranger.get("k", metadata, timeout=20)
+        with create_connector("mooncake_te", configs[0], namespace=namespace, role="consumer") as consumer:
+            assert (consumer.get("k", metadata, timeout=20) == np.arange(100_000)).all()
+
+
+def test_a_cold_peer_is_found_by_its_address_alone(namespace, tmp_path, monkeypatch):
+    port = free_ports(1)[0]
+    with create_connector(
+        "mooncake_te", {**CONFIG, "control_port": port}, namespace=namespace, role="producer"
+    ) as producer:
+        producer.put("k", np.arange(100_000))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # as on another host: nothing to be found here
+        peers = {("0", 0, 0): f"127.0.0.1:{port}"}
+        with create_connector("mooncake_te", CONFIG, namespace=namespace, role="consumer", peers=peers) as consumer:
+            assert (consumer.get("k", timeout=20) == np.arange(100_000)).all()
+        producer.put("l", "hinted")
+        with create_connector("mooncake_te", CONFIG, namespace=namespace, role="consumer") as consumer:
+            assert consumer.get("l", {"source_host": "127.0.0.1", "source_port": port}, timeout=20) == "hinted"
+
+
+def test_peers_that_start_later_are_waited_for(namespace, tmp_path, monkeypatch):
+    port = free_ports(1)[0]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    peers = {("0", 0, 0): f"127.0.0.1:{port}"}
+    with (
+        create_connector("mooncake_te", CONFIG, namespace=namespace, role="consumer", peers=peers) as consumer,
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(consumer.get, "k", timeout=30)
+        with pytest.raises(TransferTimeoutError):
+            consumer.get("other", timeout=0.8)  # by now the first has been refused often
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ".."))
+        config = {**CONFIG, "control_port": port}
+        with create_connector("mooncake_te", config, namespace=namespace, role="producer") as producer:
+            producer.put("k", "late")
+            assert waiting.result(30) == "late"

@@ -68,6 +68,10 @@ class Channel:
         self.socket.reconnect_ivl = 20  # ms
         self.socket.reconnect_ivl_max = 500
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        self.poller = zmq.Poller()
+        """Waits for this channel alone."""
+        self.poller.register(self.socket, zmq.POLLIN)
+        self.poller.register(self.monitor, zmq.POLLIN)
         self._sent: dict[int, float] = {}
         self._last_sent_s = 0.0
         self._silent_since_s: float | None = None
@@ -95,10 +99,10 @@ class Channel:
         IncompatibleMetadataError
             The producer speaks another version of the protocol.
         """
-        self._look_at_link()
         try:
             raw = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
+            self._look_at_link()
             return None
         try:
             answer = m.decode_answer(raw)
@@ -135,8 +139,7 @@ class Channel:
         return self.confirmed_s + m.LEASE_S - time.monotonic()
 
     def lost(self) -> PeerLostError | None:
-        """Return the error to raise when the peer was there, or should be, and is not."""
-        self._look_at_link()
+        """Return the error to raise when the peer was there, or should be, and is not; ask when `receive` found nothing."""
         if self.link is Link.DENIED:
             return PeerLostError(
                 f"the process at {self.address} refused the handshake",
@@ -250,10 +253,13 @@ def wait_on(channels: list[Channel], until_s: float, fd: int | None = None) -> N
     until_s
         Wake up then at the latest, on the monotonic clock.
     """
-    poller = zmq.Poller()
-    for channel in channels:
-        poller.register(channel.socket, zmq.POLLIN)
-        poller.register(channel.monitor, zmq.POLLIN)
-    if fd is not None:
-        poller.register(fd, zmq.POLLIN)
+    if len(channels) == 1 and fd is None:
+        poller = channels[0].poller
+    else:
+        poller = zmq.Poller()
+        for channel in channels:
+            poller.register(channel.socket, zmq.POLLIN)
+            poller.register(channel.monitor, zmq.POLLIN)
+        if fd is not None:
+            poller.register(fd, zmq.POLLIN)
     poller.poll(max(math.ceil(min(until_s - time.monotonic(), m.PING_S) * 1000), 1))

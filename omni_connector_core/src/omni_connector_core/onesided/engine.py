@@ -81,6 +81,7 @@ class Engine(ABC):
         Raises
         ------
         PeerLostError
+            Nothing was begun: no byte can arrive.
         """
 
     @abstractmethod

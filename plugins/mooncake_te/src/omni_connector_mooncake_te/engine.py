@@ -136,20 +136,20 @@ class MooncakeEngine(Engine):
         return contact.session
 
     def start(self, peer: str, pieces: Sequence[Piece]) -> _Read:
-        """Submit the first pieces."""
+        """Submit the first piece; if it is refused, nothing is under way."""
         read = _Read(peer, deque(pieces))
-        self._submit(read)
+        self._submit(read, 1)
         return read
 
     def done(self, read: _Read) -> bool:
         """Look which pieces have arrived, and submit more."""
         read.running = [batch for batch in read.running if not self._arrived(batch)]
         if read.waiting:
-            self._submit(read)
+            self._submit(read, _WINDOW)
         return not read.running
 
-    def _submit(self, read: _Read) -> None:
-        while read.waiting and len(read.running) < _WINDOW:
+    def _submit(self, read: _Read, window: int) -> None:
+        while read.waiting and len(read.running) < window:
             remote, local, nbytes = read.waiting.popleft()
             batch: int = self._engine.batch_transfer_async_read(read.peer, [local], [remote], [nbytes])
             if not batch:
