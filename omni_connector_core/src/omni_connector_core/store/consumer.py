@@ -88,12 +88,16 @@ class ConsumerEnd:
         while True:
             known = directory.producers(wanted)
             found = self._look(key, known, deadline)
-            if len(found) > 1:
-                found = self._unread(found, deadline)
-            dead = bool(found) and all(slot.process.dead() for slot, _ in found)
-            if found and ((wanted is None and directory.newcomers(deadline)) or (dead and directory.stale(REFRESH_S))):
+            living = [entry for entry in found if not entry[0].process.dead()]
+            if found and not living and directory.stale(REFRESH_S):
                 directory.refresh(deadline)  # a successor may have the slot, and the key, of one that died
                 continue
+            if found and wanted is None and directory.newcomers(deadline):
+                directory.refresh(deadline)
+                continue
+            found = living or found
+            if len(found) > 1:
+                found = self._unread(found, deadline)
             if len(found) > 1:
                 names = sorted(f"replica {slot.replica} rank {slot.rank}" for slot, _ in found)
                 raise AmbiguousKeyError(f"held by {' and by '.join(names)}")
