@@ -280,3 +280,21 @@ def test_the_service_stops_its_daemons_and_a_shared_one_serves(mooncake_peers):
         assert set(service.config()) == {"mode", "master", "client"}
         pids = [daemon.pid for daemon in service.daemons.values()]
     eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+FORGETFUL = """
+import sys
+from omni_connector_core import create_connector
+conn = create_connector("mooncake_store", {"master": sys.argv[1]}, namespace="forgetful")
+for n in range(20):
+    conn.put(f"k{n}", n)
+assert conn.get("k7") == 7
+"""
+
+
+def test_a_process_that_forgets_to_close_ends_without_a_crash(mooncake_service):
+    command = [sys.executable, "-c", FORGETFUL, mooncake_service.config()["master"]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(3):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

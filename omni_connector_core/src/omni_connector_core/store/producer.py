@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class ProducerEnd:
         self._beats = 0
         self._beat_at_s = 0.0
         self._wake = threading.Event()
-        self._closing = False
+        self._closing = threading.Event()
         self._tick_at_s = self._settled_s = 0.0
         self._answers: dict[str, float] = {}
         self._beat(deadline)
@@ -84,6 +85,8 @@ class ProducerEnd:
             self.book.abandon(request_id)
         self._keeper = threading.Thread(target=self._keep, name="omni-connector-store-keeper", daemon=True)
         self._keeper.start()
+        # also when the process ends unclosed: a thread that is in an SDK's call when the interpreter goes aborts the process
+        self._end_keeper = weakref.finalize(self, _end, self._closing, self._wake, self._keeper)
 
     # ---- for the transport -------------------------------------------------------------------------------------
 
@@ -183,9 +186,7 @@ class ProducerEnd:
 
     def close(self, deadline: Deadline) -> None:
         """Leave the edge and take along everything that was not read."""
-        self._closing = True
-        self._wake.set()
-        self._keeper.join(deadline.remaining_s())
+        self._end_keeper()
         owner, book = self.owner, self.book
         entries = book.entries()
         names = [self._slot_name, owner.beat, owner.mailbox, *map(owner.answer, self._answers)]
@@ -252,7 +253,7 @@ class ProducerEnd:
                 raise CapacityError(f"no room for {nbytes:,} bytes in {deadline.timeout_s:g} s")
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
-            if self._closing:
+            if self._closing.is_set():
                 raise ClosedError("closed while waiting for room")
             self.book.check(key)
 
@@ -294,7 +295,7 @@ class ProducerEnd:
         every `SETTLE_S`, and what there is to remove.
         """
         busy_s = time.monotonic()
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 self._tick(Deadline(KEEPER_CALL_S))
             except ClosedError:
@@ -364,3 +365,9 @@ class ProducerEnd:
                 if self.book.live.get(entry.key) is entry:
                     self._tell(entry.key, PeerLostError("the store lost it"), deadline)
                     self.book.end(entry.key)
+
+
+def _end(closing: threading.Event, wake: threading.Event, keeper: threading.Thread) -> None:
+    closing.set()
+    wake.set()
+    keeper.join(KEEPER_CALL_S)

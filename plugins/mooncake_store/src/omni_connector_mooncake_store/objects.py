@@ -67,7 +67,10 @@ class MooncakeObjects(ObjectStore):
         self._config.with_hard_pin = True
         if client.name is not None:
             self._config.preferred_segment = client.name
-        self._write_s = 2 * CALL_S if produces else TRANSFER_S
+        # the longest that a write and a read take: over shared memory no bytes cross a network, nor into the own segment
+        local_s = 2 * CALL_S
+        self._write_s = local_s if produces or client.name is None else TRANSFER_S
+        self._read_s = local_s if client.name is None else TRANSFER_S
 
     # ---- objects
 
@@ -173,7 +176,7 @@ class MooncakeObjects(ObjectStore):
             places = zip(addresses, codes, strict=True)
             return [ctypes.string_at(address, code) if code > 0 else code for address, code in places]
 
-        found = self._client.call_with(place, get, TRANSFER_S, deadline, overdue=TransferTimeoutError)
+        found = self._client.call_with(place, get, self._read_s, deadline, overdue=TransferTimeoutError)
         if all(data in (sdk.RPC_FAILED, sdk.RPC_TIMEOUT) for data in found):
             raise sdk.error("get", min(code for code in found if isinstance(code, int)))
         return [data if isinstance(data, bytes) else None for data in found]
@@ -194,7 +197,7 @@ class MooncakeObjects(ObjectStore):
 
         code = self._client.calls.run(
             lambda: client.get_into(name, place.address, nbytes),
-            longest_s=TRANSFER_S,
+            longest_s=self._read_s,
             deadline=deadline,
             late=give_back,
             overdue=TransferTimeoutError,
