@@ -32,7 +32,7 @@ from omni_connector_core.transport import Memory
 
 __all__ = ["ConsumerEnd"]
 
-REFRESH_S = 0.05
+REFRESH_S = 0.1
 """How old a waiting consumer's knowledge of who produces may be, seconds."""
 LOSS_S = 10.0
 """For how long a consumer that comes late is told that the only producer is gone, instead of waiting for another."""

@@ -75,7 +75,13 @@ class Directory:
         end = WINDOW
         while start < end:
             numbers = range(start, end)
-            there = self._store.exist([self.names.slot(n) for n in numbers], deadline=deadline)
+            asked = [self.names.slot(n) for n in numbers]
+            if start == 0 and self._witness is not None:
+                asked.append(self._witness)
+            there = self._store.exist(asked, deadline=deadline)
+            if len(there) > len(numbers) and not there.pop():
+                self._witness = None
+                self._restarted_s = time.monotonic()
             taken += [n for n, exists in zip(numbers, there, strict=True) if exists]
             start, end = end, (taken[-1] if taken else -1) + 1 + WINDOW
         data = load_readable(self._store, [self.names.slot(n) for n in taken], deadline)
@@ -89,8 +95,11 @@ class Directory:
         return slots
 
     def refresh(self, deadline: Deadline) -> None:
-        """See who is there now. Round trips: 3, and 1 for each producer of another host."""
-        self._check_witness(deadline)
+        """See who is there now. Round trips: 2, and 1 for each producer of another host."""
+        if self._witness is None:
+            witness = self.names.witness(secrets.token_hex(8))
+            self._store.replace(witness, b"1", ttl_s=0, deadline=deadline)
+            self._witness = witness
         slots = self.scan(deadline)
         alive = {slot.incarnation: slot for slot in slots.values() if not self.gone(slot, deadline)}
         now = time.monotonic()
@@ -114,17 +123,6 @@ class Directory:
         if any(known.incarnation == slot.incarnation for known in slots.values()):
             return slot.process.dead() or slot.incarnation in self._silent
         return slot.process.dead() or time.monotonic() - self._restarted_s > REJOIN_S
-
-    def _check_witness(self, deadline: Deadline) -> None:
-        """Notice that the store was restarted; 1 round trip, and 1 to plant a new witness."""
-        witness = self._witness
-        if witness is not None and self._store.exist([witness], deadline=deadline)[0]:
-            return
-        if witness is not None:
-            self._restarted_s = time.monotonic()
-        witness = self.names.witness(secrets.token_hex(8))
-        self._store.replace(witness, b"1", ttl_s=0, deadline=deadline)
-        self._witness = witness
 
     def close(self, deadline: Deadline) -> None:
         """Take the witness away."""

@@ -20,7 +20,7 @@ put                                     1: create payload, read objects and desc
 put over a key that was put before      + 1 is it still unread, + 1 switch the descriptor, + 1 take the old one
 get with metadata                       2: read, take. n > 1: + 1 look for the last
 get by key, producers known             4: descriptors, new producers, read, take
-a poll that finds nothing               1: descriptors; every `REFRESH_S` + 3 for slots
+a poll that finds nothing               1: descriptors; every `REFRESH_S` + 2 for slots
 exists                                  2 for any number of keys
 ======================================  =============================================================
 
