@@ -67,6 +67,8 @@ class Directory:
         self._pulses: dict[str, _Pulse] = {}
         self._witness: str | None = None
         self._restarted_s = -float("inf")
+        self._began_s = -float("inf")
+        self._refreshing = threading.Lock()
         self._lock = threading.Lock()
 
     def scan(self, deadline: Deadline) -> dict[int, Slot]:
@@ -95,7 +97,21 @@ class Directory:
         return slots
 
     def refresh(self, deadline: Deadline) -> None:
-        """See who is there now. Round trips: 2, and 1 for each producer of another host."""
+        """See who is there now; threads that ask at the same time share the answer.
+
+        Round trips: 2, and 1 for each producer of another host.
+        """
+        asked_s = time.monotonic()
+        if not self._refreshing.acquire(timeout=deadline.remaining_s() + 0.25):
+            raise BackendUnavailableError("the store does not say who is there")
+        try:
+            if self._began_s < asked_s:
+                self._began_s = time.monotonic()
+                self._refresh(deadline)
+        finally:
+            self._refreshing.release()
+
+    def _refresh(self, deadline: Deadline) -> None:
         if self._witness is None:
             witness = self.names.witness(secrets.token_hex(8))
             self._store.replace(witness, b"1", ttl_s=0, deadline=deadline)
