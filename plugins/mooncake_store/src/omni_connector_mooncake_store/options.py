@@ -79,8 +79,8 @@ class MooncakeStoreOptions(Options):
     capacity_bytes: int = option(
         parse=byte_size,
         default="1GiB",
-        doc="Memory in which a producing process keeps its unread payloads; shared by its connectors with equal options. "
-        "In mode `shared` the `mooncake_client` has it, and this is the largest payload.",
+        doc="The most bytes of unread payloads that a producer has in the store. In mode `client` that much of its process's memory "
+        "is mounted for them, touched only as far as it is used.",
     )
     arena_bytes: int = option(
         parse=byte_size,
