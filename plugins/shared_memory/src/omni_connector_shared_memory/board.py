@@ -33,15 +33,27 @@ _RELEASED_BYTE = bytes([RELEASED])
 
 
 class Board:
-    """The producer's end of one consumer's board. Not thread-safe."""
+    """The producer's end of one consumer's board. Not thread-safe.
+
+    Raises
+    ------
+    BackendUnavailableError, CapacityError
+        The host has no file descriptor, or no memory, for another consumer.
+    """
 
     def __init__(self) -> None:
-        self.fd = anonymous_file("omni-connector-board", BOARD_NBYTES)
-        self._bytes = map_shared(self.fd, BOARD_NBYTES)
         self._allocated = 0
         self._free: list[int] = []
         self._next = WANTED + 1
-        self._allocate()
+        self.fd = anonymous_file("omni-connector-board", BOARD_NBYTES)
+        try:
+            self._allocate()
+            self._bytes = map_shared(self.fd, BOARD_NBYTES)
+        except BaseException as error:
+            os.close(self.fd)
+            if isinstance(error, OSError):
+                raise CapacityError(f"no memory to keep book of a consumer: {error.strerror}") from error
+            raise
 
     def issue(self) -> int:
         """Issue a ticket, in state claimed.

@@ -17,6 +17,7 @@ import msgspec
 
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
+    BackendUnavailableError,
     OmniConnectorError,
     PeerLostError,
     RequestAbandonedError,
@@ -55,6 +56,7 @@ class ConsumerEnd:
         self._wait = LeaderFollowers(self._handle)
         self._lock = self._wait.lock
         self._neighbours = Neighbours(meeting, self._greet)
+        self._opened = False
         self._number = 0
         self._interests: dict[Key, Interest] = {}
         self._waiting: dict[Key, int] = {}
@@ -175,10 +177,11 @@ class ConsumerEnd:
     def close(self) -> None:
         """Leave all producers; who waits gets `ClosedError`."""
         self._wait.stop()
-        self._interests.clear()
-        self._lookups.clear()
-        self._neighbours.close()
-        self._wait.close()
+        with self._lock:  # those who waited give up what they waited for
+            self._interests.clear()
+            self._lookups.clear()
+            self._neighbours.close()
+            self._wait.close()
 
     def abandon(self) -> None:
         """In a forked child: close the parent's files, taking no lock."""
@@ -189,8 +192,15 @@ class ConsumerEnd:
 
     def _open(self) -> None:
         """Find the producers, at the first use."""
-        if self._wait.epoll is None:
-            self._neighbours.open(self._wait.open())
+        try:
+            epoll = self._wait.open()
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"no files to wait for can be opened: {error.strerror}", hint="Raise the limit on open files"
+            ) from error
+        if not self._opened:
+            self._neighbours.open(epoll)
+            self._opened = True
 
     def _greet(self, link: Link) -> None:
         """Tell a new producer what it ought to know."""
@@ -218,7 +228,8 @@ class ConsumerEnd:
         for answers in self._calls.values():
             if link in answers and answers[link] is None:
                 del answers[link]
-        self._neighbours.look_around()  # another may be here already, which is then asked
+        # another may be here already, which is then asked; one that refuses us is tried again by the next who asks
+        self._neighbours.look_around(but=link.address if link.refusal else None)
 
     def _look(self) -> None:
         """Take in what has come, news of other producers included."""

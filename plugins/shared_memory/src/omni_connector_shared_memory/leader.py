@@ -51,12 +51,14 @@ class LeaderFollowers:
         self._wake = -1
 
     def open(self) -> select.epoll:
-        """Open the epoll object, in which the caller registers files; at the first use."""
+        """Return the epoll object, opened at the first use, in which the caller registers files."""
         if self._closed:
             raise ClosedError("the connector is closed")
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.epoll = select.epoll()
-        self.epoll.register(self._wake, select.EPOLLIN)
+        if self.epoll is None:
+            epoll = select.epoll()
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            epoll.register(self._wake, select.EPOLLIN)
+            self.epoll = epoll
         return self.epoll
 
     def until(

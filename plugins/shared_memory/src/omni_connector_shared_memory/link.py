@@ -202,10 +202,8 @@ class Link:
                         f"{self.address} speaks version {version} of the protocol, this process {protocol.VERSION}",
                         hint="Install the same omni-connector-shared-memory on both sides of the edge",
                     )
-                case protocol.Refused(reason):
-                    self.refusal = BackendUnavailableError(
-                        f"permission denied by {self.address}: {reason}", hint="Run both stages as one user"
-                    )
+                case protocol.Refused(reason, hint):
+                    self.refusal = BackendUnavailableError(f"{self.address} refuses this process: {reason}", hint=hint)
         except OSError as error:
             self.refusal = BackendUnavailableError(
                 f"the memory of {self.address} cannot be mapped: {error.strerror}",

@@ -104,9 +104,14 @@ class Meeting:
         PeerLostError
             It is dead, or left.
         BackendUnavailableError
-            Permission is denied.
+            Permission is denied, or this process may open no more files.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"no socket to talk to {address}: {error.strerror}", hint="Raise the limit on open files"
+            ) from error
         try:
             with _short(self._path(address, "sock")) as path:
                 sock.connect(path)
@@ -145,6 +150,8 @@ class Meeting:
             return os.listdir(self.folder)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._unusable(str(error.strerror)) from error
 
     def _path(self, address: Address, suffix: str) -> Path:
         (replica, rank), incarnation = address
@@ -177,12 +184,16 @@ class Place:
     def listen(self) -> socket.socket:
         """Open the socket; consumers can connect as soon as its name is there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        sock.setblocking(False)
-        with _short(self._new_path) as path:
-            sock.bind(path)
-        os.chmod(self._new_path, 0o600)
-        sock.listen(BACKLOG)
-        os.rename(self._new_path, self._path)
+        try:
+            sock.setblocking(False)
+            with _short(self._new_path) as path:
+                sock.bind(path)
+            os.chmod(self._new_path, 0o600)
+            sock.listen(BACKLOG)
+            os.rename(self._new_path, self._path)
+        except OSError:
+            sock.close()
+            raise
         return sock
 
     def remove(self) -> None:

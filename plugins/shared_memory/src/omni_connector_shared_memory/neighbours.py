@@ -41,12 +41,16 @@ class Neighbours:
         self._watch: FolderWatch | None = None
 
     def open(self, epoll: select.epoll) -> None:
-        """Connect to those who are there, and watch for others; everything is registered in `epoll`."""
+        """Connect to those who are there, and watch for others; everything is registered in `epoll`.
+
+        May be called again after it raised.
+        """
         self._meeting.open()
         self._epoll = epoll
-        self._watch = FolderWatch(self._meeting.folder)
-        if self._watch.fd >= 0:
-            epoll.register(self._watch.fd, select.EPOLLIN)
+        if self._watch is None:
+            self._watch = FolderWatch(self._meeting.folder)
+            if self._watch.fd >= 0:
+                epoll.register(self._watch.fd, select.EPOLLIN)
         self.look_around()
 
     def noticed(self, fd: int) -> None:
@@ -62,9 +66,9 @@ class Neighbours:
         self.look_around()
         return self._watch.seldom_s
 
-    def look_around(self) -> None:
-        """Connect to producers that are new."""
-        known = {link.address for link in self.links.values()}
+    def look_around(self, but: Address | None = None) -> None:
+        """Connect to producers that are new, save one."""
+        known = {but, *(link.address for link in self.links.values())}
         for address in self._meeting.addresses():
             if address not in known:
                 self._connect(address)

@@ -5,6 +5,7 @@ A put copies once and, when a consumer waits for the key, tells it so itself: on
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -12,7 +13,13 @@ from dataclasses import dataclass
 
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import CapacityError, ClosedError, PayloadTooLargeError
+from omni_connector_core.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    ClosedError,
+    OmniConnectorError,
+    PayloadTooLargeError,
+)
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.ledger import Ledger
@@ -73,17 +80,29 @@ class ProducerEnd:
             if self._closed:
                 raise ClosedError("the connector is closed")
             if self._running is None:
-                self._meeting.open()
-                self._meeting.sweep()
-                place = self._meeting.claim(self.address)
                 try:
-                    pool = Pool(self._options.capacity_bytes, self._options.pool_bytes, self._options.pool_dir)
-                except BaseException:
-                    place.leave()
+                    self._running = self._set_up()
+                except OmniConnectorError:
                     raise
-                server = Server(place.listen(), self.ledger, pool)
-                self._running = _Running(place, pool, server)
+                except OSError as error:
+                    raise BackendUnavailableError(
+                        f"no place among the producers can be had: {error.strerror}",
+                        hint="Raise the limit on open files, or set runtime_dir to a folder with room",
+                    ) from error
             return self._running
+
+    def _set_up(self) -> _Running:
+        self._meeting.open()
+        self._meeting.sweep()
+        with contextlib.ExitStack() as undo:
+            place = self._meeting.claim(self.address)
+            undo.callback(place.leave)
+            pool = Pool(self._options.capacity_bytes, self._options.pool_bytes, self._options.pool_dir)
+            undo.callback(pool.close)
+            listener = undo.enter_context(place.listen())
+            server = Server(listener, self.ledger, pool)
+            undo.pop_all()
+        return _Running(place, pool, server)
 
     def put(self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline) -> None:
         """Copy a frame into the pool and publish it; see `Transport._put`."""

@@ -50,6 +50,7 @@ class Refused(_Message, tag=2):
     """The producer does not talk to this consumer."""
 
     reason: str
+    hint: str
 
 
 class Find(msgspec.Struct, array_like=True):

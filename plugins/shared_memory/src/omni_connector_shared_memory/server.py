@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from omni_connector_core.errors import OmniConnectorError
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
@@ -24,6 +25,8 @@ __all__ = ["Server"]
 
 logger = logging.getLogger(__name__)
 
+ADMIT_AGAIN_S = 0.05
+"""After how long a consumer that could not be let in, for want of a file descriptor, is tried again."""
 MARK_S = 1e-3
 """How long a mark may take to become visible to another CPU: far longer than it does."""
 
@@ -49,8 +52,8 @@ class Server:
         self._closing = False
         self._wakes_at_s = math.inf
         self._wake_lock = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name="omni-connector-shared-memory", daemon=True)
@@ -162,13 +165,19 @@ class Server:
             sock, _ = self._listener.accept()
         except OSError as error:
             logger.warning("a consumer could not be admitted: %s", error)
+            time.sleep(ADMIT_AGAIN_S)  # it stays in line, and so the listener stays readable
             return
         channel = Channel(sock, self._epoll)
         if (uid := channel.peer_uid()) != os.getuid():
-            channel.send(protocol.Refused(f"the producer runs as user {os.getuid()}, this process as user {uid}"))
-            channel.close()
+            reason = f"permission denied: the producer runs as user {os.getuid()}, this process as user {uid}"
+            self._refuse(channel, reason, "Run both stages as one user")
             return
-        connection = Connection(channel, self._ledger, self.cleanup)
+        try:
+            connection = Connection(channel, self._ledger, self.cleanup)
+        except OmniConnectorError as error:
+            logger.warning("a consumer could not be admitted: %s", error)
+            self._refuse(channel, error.message, "Give the producer more memory or a higher limit on open files")
+            return
         try:
             connection.welcome(self._pool)
         except ChannelEnd:
@@ -177,6 +186,10 @@ class Server:
         self._by_fd[channel.fd] = connection
         self.connections = tuple(self._by_fd.values())
         connection.want(self._wanting)
+
+    def _refuse(self, channel: Channel, reason: str, hint: str) -> None:
+        channel.send(protocol.Refused(reason, hint))
+        channel.close()
 
     def _drop(self, fd: int) -> None:
         connection = self._by_fd.pop(fd)
