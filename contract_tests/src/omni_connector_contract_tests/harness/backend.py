@@ -44,9 +44,9 @@ class Backend:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a backend's options from a YAML or JSON file."""
-    from ruamel.yaml import YAML
+    import yaml
 
-    loaded = YAML(typ="safe").load(path)
+    loaded = yaml.safe_load(path.read_text())
     if not isinstance(loaded, dict):
         raise ValueError(f"{path} holds no mapping of options")
     return loaded

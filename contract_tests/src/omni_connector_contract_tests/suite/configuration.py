@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from omni_connector_contract_tests.harness import deployment
 from omni_connector_contract_tests.harness.backend import Backend
@@ -23,7 +23,7 @@ __all__ = ["TestDeployFaults", "TestDeployFile"]
 def write(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write a deploy file."""
     path = folder / "deploy.yaml"
-    YAML(typ="safe").dump(dict(document), path)
+    path.write_text(yaml.safe_dump(dict(document)))
     return path
 
 
