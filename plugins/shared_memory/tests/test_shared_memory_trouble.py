@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from shared_memory_edge import Edge
 
-from omni_connector_core import OmniConnector, Role
+from omni_connector_core import NOT_READY, OmniConnector, Role
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_shared_memory import protocol
+from omni_connector_shared_memory.channel import Channel
 
 
 @pytest.fixture
@@ -98,3 +100,24 @@ def test_a_put_that_cannot_open_files_raises_ours_and_leaves_nothing(edge: Edge)
         gc.collect()
         assert set(os.listdir("/proc/self/fd")) <= before
         producer.put("k", 1)
+
+
+def test_a_put_that_is_interrupted_gives_no_live_memory_away(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Channel.send
+
+    def interrupt(channel: Channel, message: protocol.ToConsumer | protocol.ToProducer) -> None:
+        if isinstance(message, protocol.Found):
+            raise KeyboardInterrupt  # as Ctrl-C may at any point
+        send(channel, message)
+
+    with edge.open(Role.PRODUCER) as producer, edge.open(Role.CONSUMER) as consumer:
+        producer.put("first", 0)
+        assert consumer.get("first") == 0
+        assert consumer.poll("a") is NOT_READY
+        with monkeypatch.context() as patched:
+            patched.setattr(Channel, "send", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                producer.put("a", b"a" * 5000, readers=2)
+        producer.put("b", b"b" * 5000)
+        with edge.open(Role.CONSUMER) as other:
+            assert other.get("a") == b"a" * 5000

@@ -148,8 +148,12 @@ class OneSidedTransport(Transport):
         region = self._share().arena.allocate(frame.nbytes, deadline)
         try:
             region.store(frame)
-            ledger.publish(key, region, nbytes=frame.nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite)
         except BaseException:
+            self._free(region)
+            raise
+        try:
+            ledger.publish(key, region, nbytes=frame.nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite)
+        except OmniConnectorError:  # of anything else, such as Ctrl-C, nobody knows whether the payload is live by now
             self._free(region)
             raise
         server.expect(ttl_s)
@@ -263,7 +267,7 @@ class OneSidedTransport(Transport):
                 count += self._channels.call(place.address, question, m.Count, deadline).count
             except PeerLostError:  # and what it held with it
                 continue
-        for key in [key for key in self._fetches if key.request_id == request_id]:
+        for key in [key for key in list(self._fetches) if key.request_id == request_id]:
             self._forget(key, ANYWHERE)
         return count
 

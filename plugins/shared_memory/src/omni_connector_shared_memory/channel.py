@@ -43,7 +43,7 @@ class Channel:
         self._sock = sock
         self._epoll = epoll
         self._outbox: deque[bytes] = deque()
-        self._outbox_lock = threading.Lock()
+        self._outbox_lock = threading.RLock()  # a finalizer that closes the channel may run while it is held
         self.fd = sock.fileno()
         epoll.register(self.fd, select.EPOLLIN)
 

@@ -74,7 +74,7 @@ class Connection:
         if not self._claims or not self._lock.acquire(blocking=False):
             return
         try:
-            ended = [self._withdraw(ticket) for ticket in self._board.released()]
+            ended = [] if self._gone else [self._withdraw(ticket) for ticket in self._board.released()]
         finally:
             self._lock.release()
         for claim in ended:
@@ -113,7 +113,7 @@ class Connection:
             waiting, claims = self._waiting, self._claims
             self._waiting, self._claims = {}, {}
             seen = {claim.number: self._board.seen(ticket) for ticket, claim in claims.items()}
-        for lookup, key in waiting.items():
+        for lookup, key in list(waiting.items()):  # a put may be answering one of them
             self._ledger.cancel(key, (self, lookup))
         for number, was_seen in seen.items():
             self._ledger.release(number, unread=not was_seen)

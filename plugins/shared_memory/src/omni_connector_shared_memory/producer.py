@@ -122,10 +122,14 @@ class ProducerEnd:
             block = self._wait_for_room(running, frame, deadline)
         try:
             frame.write_into(pool.view(block.offset, nbytes))
+        except BaseException:
+            pool.give(block.start)
+            raise
+        try:
             self.ledger.publish(
                 key, Slot(block, readers > 1), nbytes=nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite
             )
-        except BaseException:
+        except OmniConnectorError:  # of anything else, such as Ctrl-C, nobody knows whether the payload is live by now
             pool.give(block.start)
             raise
         server.wake_by(time.monotonic() + ttl_s)
