@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
 # make_env.sh [DIRECTORY]: the environment in which the unmodified vllm-omni runs on a CPU (default .venv-vllm; 2.7 GB, about
-# 100 s from a warm index). Kept while its requirements and
-# this script are unchanged; our own packages are refreshed always.
+# 100 s from a warm index). Kept while its requirements and this script are unchanged; our own packages are refreshed
+# always.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 env=${1:-$root/.venv-vllm}
-sdks=("$root"/requirements/sdk.txt "$root"/requirements/sdk-nodeps.txt)
-stamp=$(cat "$here/requirements.lock" "${sdks[@]}" "$here/make_env.sh" | sha256sum)
+stamp=$(cat "$here/requirements.lock" "$root"/requirements/sdk*.txt "$here/make_env.sh" | sha256sum)
 
 if [ "$(cat "$env/.made-from" 2>/dev/null)" != "$stamp" ]; then
   rm -rf "$env"
   "${PYTHON:-python3.11}" -m venv "$env"
-  "$env/bin/python" -m pip install --quiet --no-deps -r "$here/requirements.lock" -r "${sdks[0]}" -r "${sdks[1]}"
+  "$env/bin/python" -m pip install --quiet --no-deps -r "$here/requirements.lock" -r "$root/requirements/sdk-nodeps.txt"
+  # vllm-omni imports every SDK that it finds, and this one bears neither Mooncake's engine nor NIXL beside it in a process:
+  # it is apart, on the path of the servers that use it.
+  "$env/bin/python" -m pip install --quiet --no-deps --target "$env/apart" -r "$root/requirements/sdk.txt"
   # PyPI's torchaudio and torchvision are CUDA builds; vllm-omni needs them only to be importable.
   packages=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   rm -f "$packages"/torchaudio/lib/*.so
   : > "$packages/torchvision/_meta_registrations.py"
-  # vllm-omni imports every SDK that it finds, Yuanrong's before Mooncake's engine: a process then dies when the engine starts.
-  # The other order works, so the engine comes first in every process of this environment.
-  echo "import mooncake.engine" > "$packages/mooncake_before_yuanrong.pth"
   echo "$stamp" > "$env/.made-from"
 fi
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,14 +24,22 @@ from omni_connector_core.services import Service
 PUT_TIMEOUT_S = 5.0
 # The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
 TTL_S = 10
+# SDKs that do not bear others beside them in a process (see make_env.sh).
+APART = Path(sys.prefix) / "apart"
 _ALWAYS = frozenset({"puts", "gets", "put_bytes", "get_bytes", "pending", "bytes_held", "expired"})
 
 
-def pairs() -> list[tuple[str, str]]:
-    """The installed backends, two by two; one that is left over carries both edges."""
+def reachable() -> list[str]:
+    """The installed backends that reach other hosts and whose SDK is there."""
     specs = [plugin_manager.spec(name) for name in plugin_manager.names()]
-    names = [spec.name for spec in specs if spec.capabilities.cross_host and spec.sdk_present()]
-    return list(itertools.zip_longest(names[::2], names[1::2], fillvalue=names[-1] if names else ""))
+    return [spec.name for spec in specs if spec.capabilities.cross_host and spec.sdk_present()]
+
+
+HERE = reachable()
+sys.path.append(str(APART))
+BACKENDS = sorted(reachable(), key=lambda name: name in HERE)  # those with an SDK apart first
+# Two by two; one that is left over carries both edges.
+PAIRS = list(itertools.zip_longest(BACKENDS[::2], BACKENDS[1::2], fillvalue=BACKENDS[-1] if BACKENDS else ""))
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Carrier:
         return {"name": self.backend, "extra": {"timeout_s": PUT_TIMEOUT_S, "ttl_s": TTL_S, **options}}
 
 
-@pytest.fixture(scope="module", params=pairs(), ids="+".join)
+@pytest.fixture(scope="module", params=PAIRS, ids="+".join)
 def carriers(request: pytest.FixtureRequest) -> Iterator[dict[str, Carrier]]:
     """Which backend carries which edge; one service for both edges where they have the same."""
     with contextlib.ExitStack() as running:
@@ -71,7 +81,8 @@ def three_stages(serve: Callable[..., Any], carriers: dict[str, Carrier], *, asy
         "stages.1.output_connectors": {"to_stage_2": "other"},
         "stages.2.input_connectors": {"from_stage_1": "other"},
     }
-    with serve("three", changes, environment=ONE_PROCESS_A_STAGE) as server:
+    apart = {"PYTHONPATH": str(APART)} if any(carrier.backend not in HERE for carrier in carriers.values()) else {}
+    with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **apart}) as server:
         yield server
 
 
