@@ -140,23 +140,20 @@ class ProducerEnd:
         self._end(key, ProducerFailedError(reason), deadline)
 
     def cleanup(self, request_id: str, *, deadline: Deadline) -> int:
-        """Discard a request; returns how many unread payloads it had."""
-        if request_id in self.book.abandoned:
-            return 0
+        """Discard a request; returns how many unread payloads it had. What a call that raised left, the next one finishes."""
         keys = self.book.abandon(request_id)
         mark = pack(Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
         name = self.owner.abandoned(request_id)
         self._store.replace(name, mark, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
         count = 0
-        gone: list[Key] = []
         for key in keys:
             with self.book.changing(key):
                 entry = self.book.live.get(key)
                 if entry is not None:
                     count += self._discard([entry], deadline)
-                    self.book.forget(key)
-                    gone.append(key)
-        self._remove([self.owner.descriptor(key) for key in gone], deadline)
+        self._remove([self.owner.descriptor(key) for key in keys], deadline)
+        for key in keys:
+            self.book.forget(key)
         return count
 
     def unread(self, keys: Sequence[Key], *, deadline: Deadline) -> list[bool]:

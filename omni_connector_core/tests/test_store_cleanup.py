@@ -1,0 +1,66 @@
+"""The producing end over a store whose service stops answering in the middle of something."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import omni_connector_contract_tests
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import BackendUnavailableError, RequestAbandonedError
+from omni_connector_core.frame import Frame
+from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.metadata import ANYWHERE
+from omni_connector_core.store.consumer import ConsumerEnd
+from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.names import Names
+from omni_connector_core.store.producer import ProducerEnd
+
+FILES = Path(omni_connector_contract_tests.__file__).parent / "template/src/omni_connector_my_backend/files.py"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """The file store that the template for new backends brings."""
+    spec = importlib.util.spec_from_file_location("files_of_the_template", FILES)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FileStore(tmp_path / "store", 1 << 20)
+
+
+@pytest.fixture
+def ends(store: Any) -> Iterator[tuple[ProducerEnd, ConsumerEnd]]:
+    names = Names("ns", Edge("0", "1"), longest=store.longest_name)
+    producer = ProducerEnd(store, Directory(store, names), Producer(), deadline=Deadline(5))
+    yield producer, ConsumerEnd(store, Directory(store, names), outlives=False)
+    producer.close(Deadline(5))
+
+
+@pytest.mark.parametrize("call", ["replace", "take", "remove"])
+def test_a_cleanup_that_was_cut_short_is_finished_by_the_next(
+    store: Any, ends: tuple[ProducerEnd, ConsumerEnd], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    producer, consumer = ends
+    name = producer.owner.abandoned("r")
+    real = getattr(store, call)
+
+    def out_of_order(*args: Any, **options: Any) -> Any:
+        if call == "replace" and args[0] != name:  # the heartbeat
+            return real(*args, **options)
+        raise BackendUnavailableError("the service does not answer")
+
+    producer.put(Key("r"), Frame(b"x" * 100, []), readers=1, ttl_s=60, overwrite=False, deadline=Deadline(5))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, call, out_of_order)
+        with pytest.raises(BackendUnavailableError):
+            producer.cleanup("r", deadline=Deadline(5))
+    producer.cleanup("r", deadline=Deadline(5))
+    assert producer.book.live == {}
+    with pytest.raises(RequestAbandonedError):
+        consumer.attempt(Key("r"), ANYWHERE, Deadline(5))
