@@ -186,7 +186,7 @@ def open_filler(acting: Acting, nbytes: int) -> None:
 
 
 def fill(acting: Acting) -> int:
-    """Fill all memory that is free now with payloads; returns how many it took."""
+    """Fill all memory that is free now with payloads, but for the room in which to look at one; returns how many it took."""
     count = 0
     payload = np.full(acting.kept["filler nbytes"], 0x5A, np.uint8)
     while True:
@@ -195,6 +195,7 @@ def fill(acting: Acting) -> int:
         except CapacityError:
             break
         count += 1
+    count -= acting.kept["filler"].cleanup(f"filler{count - 1}")
     acting.kept["filled"] = count
     return count
 
