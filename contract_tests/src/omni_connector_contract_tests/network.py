@@ -28,7 +28,14 @@ from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.two_hosts import ADDRESS, TwoHosts, why_not
 from omni_connector_contract_tests.harness.worker import Acting
-from omni_connector_core import CapacityError, OmniConnectorError, PeerLostError, TransferTimeoutError, create_connector
+from omni_connector_core import (
+    CapacityError,
+    DecodeError,
+    OmniConnectorError,
+    PeerLostError,
+    TransferTimeoutError,
+    create_connector,
+)
 
 __all__ = ["NetworkBackend", "TestNetwork", "network_ends", "two_hosts"]
 
@@ -205,8 +212,12 @@ def look_at_filler(acting: Acting) -> list[int]:
     buffer = np.empty(acting.kept["filler nbytes"], np.uint8)
     changed = []
     for n in range(acting.kept["filled"]):
-        acting.kept["filler"].get_into(f"filler{n}", [buffer])
-        if not (buffer == 0x5A).all():
+        try:
+            acting.kept["filler"].get_into(f"filler{n}", [buffer])
+            same = bool((buffer == 0x5A).all())
+        except DecodeError:
+            same = False
+        if not same:
             changed.append(n)
     acting.kept.pop("filler").close()
     return changed
