@@ -17,6 +17,7 @@ import fcntl
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,13 +74,14 @@ class Directory:
             _private(folder)
         return cls(path)
 
-    def producers(self) -> list[Found]:
-        """Read who is there; files of the dead are removed."""
-        found = []
+    def producers(self) -> tuple[list[Found], list[Found]]:
+        """Read who is there, and who died since somebody looked; files of the dead are removed."""
+        living: list[Found] = []
+        dead: list[Found] = []
         for entry in sorted(os.listdir(self.path)):
-            if entry.endswith(_SUFFIX) and (advert := _read(self.path / entry)) is not None:
-                found.append(advert)
-        return found
+            if entry.endswith(_SUFFIX):
+                _read(self.path / entry, living, dead)
+        return living, dead
 
 
 class Advert:
@@ -144,21 +146,21 @@ def _private(folder: Path) -> None:
         )
 
 
-def _read(path: Path) -> Found | None:
-    """Read one producer's file; None, and the file removed, when its producer died."""
+def _read(path: Path, living: list[Found], dead: list[Found]) -> None:
+    """Read one producer's file; it is removed when its producer died."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # it left while we looked
-        return None
+        return
     try:
+        into = dead
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
         except BlockingIOError:
-            return msgspec.json.decode(os.read(fd, 4096), type=Found)
-        path.unlink(missing_ok=True)
-        return None
-    except msgspec.DecodeError:
-        return None
+            into = living
+        with suppress(msgspec.DecodeError):  # not a file of ours
+            into.append(msgspec.json.decode(os.read(fd, 4096), type=Found))
     finally:
         os.close(fd)
 
@@ -170,4 +172,4 @@ def _base() -> Path:
 def sweep() -> None:
     """Remove what the dead left in any namespace of this user."""
     for path in _base().glob(f"*/*/*{_SUFFIX}"):
-        _read(path)
+        _read(path, [], [])

@@ -228,6 +228,7 @@ class Fetch:
             channel.tend([])
         elif candidate.where.certain or candidate.answer is not None or channel.link is Link.DENIED:
             candidate.answer = lost
+            self._producers.lost(candidate.where)
         else:
             candidate.absent = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from omni_connector_core.errors import IncompatibleMetadataError
+from omni_connector_core.errors import IncompatibleMetadataError, PeerLostError
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided.discovery import Directory, Watch
 from omni_connector_core.onesided.messages import Cleanup, Scope, new_number
@@ -57,6 +57,7 @@ class Producers:
         self._directory: Directory | None = None
         self._watches: list[Watch] = []
         self._closed = False
+        self._lost: set[tuple[int, int]] = set()
         self._abandoned: Recent[str, None] = Recent()
         self._abandoned_lock = threading.Lock()
         self._informed: set[str] = set()
@@ -75,12 +76,16 @@ class Producers:
         ------
         IncompatibleMetadataError
             The metadata's own part is damaged.
+        PeerLostError
+            One producer is meant, it died, and no other of the same replica and rank has come.
         """
         if where.at is not None:
             return [_from_metadata(where)]
+        living, dead = self.directory.producers()
+        self._lost.update((found.replica, found.rank) for found in dead)
+        self._lost.difference_update((found.replica, found.rank) for found in living)
         here = [
-            Whereabouts(found.address, found.instance, (found.replica, found.rank), certain=True)
-            for found in self.directory.producers()
+            Whereabouts(found.address, found.instance, (found.replica, found.rank), certain=True) for found in living
         ]
         known = {place.address for place in here}
         far = [place for place in self._peers if place.address not in known]
@@ -90,7 +95,14 @@ class Producers:
             hinted = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             if hinted not in known and all(place.address != hinted for place in far):
                 places.append(Whereabouts(hinted))
+        if not places and where.producer in self._lost:
+            raise PeerLostError(f"{where.producer} died, and none has come in its place")
         return places
+
+    def lost(self, where: Whereabouts) -> None:
+        """Remember that a producer is lost: who means that one need not wait for it."""
+        if where.producer is not None:
+            self._lost.add(where.producer)
 
     def take_watch(self) -> Watch:
         """Lend a watch on the folder; give it to `put_back_watch`. Closing one takes milliseconds, so they are kept."""
