@@ -14,7 +14,7 @@ from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Key
 from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 
-__all__ = ["Book", "Entry"]
+__all__ = ["MEMORY_OF_ENDINGS_S", "Book", "Entry"]
 
 NameT = TypeVar("NameT")
 

@@ -17,12 +17,14 @@ from omni_connector_core.errors import (
     ClosedError,
     IncompatibleMetadataError,
     PeerLostError,
+    RequestAbandonedError,
     TransferTimeoutError,
     error_from_code,
 )
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Where
 from omni_connector_core.store import notices
+from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Owner
 from omni_connector_core.store.objects import ObjectStore
@@ -45,12 +47,13 @@ BATCH = 256
 
 
 class ConsumerEnd:
-    """Reads from the producers of one edge. Thread-safe; keeps nothing between calls but the directory."""
+    """Reads from the producers of one edge. Thread-safe; remembers the directory, and what was cleaned up."""
 
     def __init__(self, store: ObjectStore, directory: Directory, *, outlives: bool) -> None:
         self.directory = directory
         self._store = store
         self._outlives = outlives
+        self._abandoned: dict[str, float] = {}
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
         """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
@@ -77,6 +80,8 @@ class ConsumerEnd:
 
     def attempt(self, key: Key, where: Where, deadline: Deadline) -> Memory | None:
         """Take a frame if it is there."""
+        if key.request_id in self._abandoned:
+            raise RequestAbandonedError("the request was cleaned up")
         if where.at is None or where.producer is None:
             return self._by_key(key, where.producer, deadline)
         slot, descriptor = _from_metadata(where.producer, where.at, where.nbytes)
@@ -192,6 +197,7 @@ class ConsumerEnd:
 
         Takes as long as their keepers need to look into their mailboxes (`omni_connector_core.store.producer`).
         """
+        self._abandon(request_id)
         notices.post(self._store, self.directory.names, request_id, deadline)
         self.directory.refresh(deadline)
         others = [s for s in self.directory.producers(None) if s.incarnation != but]
@@ -222,6 +228,14 @@ class ConsumerEnd:
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
         return count
+
+    def _abandon(self, request_id: str) -> None:
+        """Let gets of this process end, also where no producer is there to say so."""
+        now = time.monotonic()
+        for request, until_s in list(self._abandoned.items()):
+            if until_s <= now:
+                self._abandoned.pop(request, None)
+        self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
 
     def _owner(self, slot: Slot) -> Owner:
         return self.directory.names.owner(Producer(slot.replica, slot.rank), slot.incarnation)
