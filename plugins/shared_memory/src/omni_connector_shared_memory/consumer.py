@@ -295,13 +295,15 @@ class ConsumerEnd:
         if interest is None:
             return
         interest.targets.discard(target)
+        for link in [link for link in interest.asked if not interest.means(link)]:
+            lookup = interest.asked.pop(link)
+            interest.silent.discard(link)
+            del self._lookups[lookup]
+            link.channel.send(protocol.Cancel([lookup]))
+        for link in [link for link in interest.found if not interest.means(link)]:
+            link.give_back(interest.found.pop(link))
         if not interest.targets:
             del self._interests[target.key]
-            for link, lookup in interest.asked.items():
-                del self._lookups[lookup]
-                link.channel.send(protocol.Cancel([lookup]))
-            for link, found in interest.found.items():
-                link.give_back(found)
         if target.key in self._waiting:  # another thread, which has to ask for itself now
             self._wait.stir()
 

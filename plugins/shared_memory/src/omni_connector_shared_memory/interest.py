@@ -74,6 +74,10 @@ class Interest:
         """Whether a producer may have what is wanted, and has to be asked."""
         if link in self.asked or link in self.found or link in self.ended:
             return False
+        return self.means(link)
+
+    def means(self, link: Link) -> bool:
+        """Whether a producer may have what is wanted."""
         return any(target.means(link.address) for target in self.targets)
 
     def answered(self, link: Link, answer: protocol.Find | OmniConnectorError | None) -> None:

@@ -18,7 +18,7 @@ from omni_connector_core.errors import BackendUnavailableError, ClosedError
 from omni_connector_shared_memory.allocator import FreeSpace
 from omni_connector_shared_memory.mapping import anonymous_file, make_huge, map_aligned
 
-__all__ = ["Block", "Pool"]
+__all__ = ["LARGE_NBYTES", "Block", "Pool"]
 
 LARGEST_STEP_NBYTES = 256 << 20
 LARGE_NBYTES = 256 << 10

@@ -26,7 +26,7 @@ from omni_connector_core.ledger import Ledger
 from omni_connector_shared_memory.connection import Slot
 from omni_connector_shared_memory.meeting import Address, Meeting, Place
 from omni_connector_shared_memory.options import SharedMemoryOptions
-from omni_connector_shared_memory.pool import Block, Pool
+from omni_connector_shared_memory.pool import LARGE_NBYTES, Block, Pool
 from omni_connector_shared_memory.server import Server
 
 __all__ = ["ProducerEnd"]
@@ -116,7 +116,8 @@ class ProducerEnd:
         if overwrite:
             server.recall(lambda claim: claim.key == key)
         self.ledger.check(key, overwrite=overwrite)
-        server.reclaim()
+        if nbytes >= LARGE_NBYTES:  # warm memory is worth the wait; a small payload's consumer should not wait for it
+            server.reclaim()
         block = pool.take(nbytes, len(frame.head))
         if block is None:
             block = self._wait_for_room(running, frame, deadline)
@@ -133,6 +134,8 @@ class ProducerEnd:
             pool.give(block.start)
             raise
         server.wake_by(time.monotonic() + ttl_s)
+        if nbytes < LARGE_NBYTES:
+            server.reclaim()
 
     def fail(self, key: Key, reason: str) -> None:
         """Tell the key's consumers that it will never come."""
