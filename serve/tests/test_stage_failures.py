@@ -115,13 +115,21 @@ def test_a_request_has_a_deadline_of_its_own(server: Server) -> None:
     assert server.workers() == pids
 
 
-def test_a_client_that_leaves_ends_its_request(server: Server) -> None:
-    params = {"middle": {"enter": "c1", "await": "c1.go"}}
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool) -> None:
+    cancelled = server.metric("omni_serve_requests_total", outcome="cancelled")
+    params = {"middle": {"enter": f"c{stream}", "await": f"c{stream}.go"}}
     with httpx.Client(base_url=server.url, timeout=0.5) as impatient, pytest.raises(httpx.ReadTimeout):
-        impatient.post("/v1/generate", json={"text": "x", "params": params})
+        impatient.post("/v1/generate", json={"text": "x", "stream": stream, "params": params})
     eventually(lambda: server.metric("omni_serve_requests_running"), lambda running: running == 0)
-    server.open("c1.go")
-    assert server.metric("omni_serve_requests_total", outcome="cancelled") >= 1
+    server.open(f"c{stream}.go")
+    assert server.metric("omni_serve_requests_total", outcome="cancelled") == cancelled + 1
+
+
+def test_a_stream_without_a_chunk_is_a_stream(server: Server) -> None:
+    body = {"text": "x", "stream": True, "params": {"short": {"count": 0}}}
+    with server.client.stream("POST", "/v1/generate", json=body) as response:
+        assert [name for name, _ in events(response)] == ["done"]
 
 
 def test_a_client_that_leaves_a_stream_closes_it_at_its_source(server: Server) -> None:

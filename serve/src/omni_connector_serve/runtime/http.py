@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from omni_connector_serve.runtime.errors import RequestError, ServeError
 from omni_connector_serve.runtime.flight import Flight
@@ -21,6 +21,8 @@ from omni_connector_serve.runtime.metrics import exposition
 from omni_connector_serve.runtime.orchestrator import Orchestrator
 
 __all__ = ["build_app"]
+
+_T = TypeVar("_T")
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +39,12 @@ class TooLargeError(ServeError):
     """The body is larger than ``max_body_bytes``."""
 
     status = 413
+
+
+class ClientGoneError(ServeError):
+    """Nobody waits for the answer any more."""
+
+    status = 499
 
 
 class MediaTypeError(ServeError):
@@ -92,51 +100,84 @@ def build_app(orchestrator: Orchestrator) -> FastAPI:
         payload, params, stream, timeout_s = await _read(request, orchestrator.pipeline.settings.max_body_bytes)
         flight = orchestrator.generate(payload, params, timeout_s)
         if stream:
-            return await _streamed(flight)
+            return await _streamed(flight, request)
         return await _whole(flight, request)
 
     return app
 
 
 async def _whole(flight: Flight, request: Request) -> Response:
-    gone = asyncio.create_task(_disconnected(request))
-    chunks = asyncio.create_task(_all(flight))
     try:
-        await asyncio.wait((gone, chunks), return_when=asyncio.FIRST_COMPLETED)
-        if not chunks.done():
-            return Response(status_code=499)  # nobody reads it
-        outputs = join(chunks.result())
+        outputs = join(await _while_wanted(_all(flight), request))
     finally:
-        gone.cancel()
-        chunks.cancel()
         await flight.cancel()
     return JSONResponse({"request_id": flight.request_id, "outputs": render(outputs), **_summary(flight)})
 
 
-async def _streamed(flight: Flight) -> Response:
+async def _streamed(flight: Flight, request: Request) -> Response:
     chunks = aiter(flight)
     try:
-        first = await anext(chunks)
+        first = await _while_wanted(_some(chunks), request)  # an error before the first chunk has a status of its own
     except BaseException:
         await flight.cancel()
         raise
 
     async def events() -> AsyncIterator[str]:
         try:
-            yield _event("chunk", render(first))
+            for chunk in first:
+                yield _event("chunk", render(chunk))
             async for chunk in chunks:
                 yield _event("chunk", render(chunk))
             yield _event("done", {"request_id": flight.request_id, **_summary(flight)})
         except ServeError as error:
             yield _event("error", error.describe())
-        finally:
-            await flight.cancel()
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    return _Events(flight, events())
+
+
+class _Events(StreamingResponse):
+    """Server-sent events, and with their end, however it comes, the end of the request."""
+
+    def __init__(self, flight: Flight, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._flight = flight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._flight.cancel()
 
 
 async def _all(flight: Flight) -> list[Any]:
     return [chunk async for chunk in flight]
+
+
+async def _some(chunks: AsyncIterator[Any]) -> list[Any]:
+    """Return the first chunk, in a list that is empty when there is none."""
+    async for chunk in chunks:
+        return [chunk]
+    return []
+
+
+async def _while_wanted(work: Coroutine[Any, Any, _T], request: Request) -> _T:
+    """Do something for as long as the client is there.
+
+    Raises
+    ------
+    ClientGoneError
+        It left.
+    """
+    gone = asyncio.create_task(_disconnected(request))
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((gone, task), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError("the client left")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
 
 
 async def _disconnected(request: Request) -> None:
