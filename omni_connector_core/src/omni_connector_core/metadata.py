@@ -102,8 +102,8 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
         nbytes, at = metadata["nbytes"], metadata["at"]
     except (KeyError, TypeError) as error:
         raise IncompatibleMetadataError(f"the metadata is damaged: {error!r}") from error
-    damaged = not isinstance(at, Mapping) or type(nbytes) is not int
-    if damaged or not all(type(field) is int for field in their_producer):
+    shape = [type(field) for field in (*their_edge, *their_key, *their_producer, nbytes)]
+    if shape != [str, str, str, int, str, int, int, int] or not isinstance(at, Mapping):
         raise IncompatibleMetadataError("the metadata is damaged: a field has the wrong type")
     for name, theirs, ours in (("edge", their_edge, edge), ("key", their_key, key)):
         if theirs != ours:

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
     arguments = parser.parse_args()
     config = {} if arguments.connector_config is None else read_config(arguments.connector_config)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     upstream = None if arguments.without_upstream else fetch(out / "upstream")

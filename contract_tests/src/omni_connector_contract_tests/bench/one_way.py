@@ -22,7 +22,7 @@ from omni_connector_core import Deadline, Key
 __all__ = ["OneWay", "measure_one_way", "payload_of"]
 
 PATIENCE_S = 300.0
-SETTLE_S = 0.002
+SETTLE_S = 0.0005
 """How long the producer waits after a read until it puts the next: the consumer is back in `get` by then."""
 
 

@@ -198,7 +198,7 @@ class CleanupReachesOnlyWhoIsThere(MemoryTransport):
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         count = super()._cleanup(request_id, deadline=deadline)
-        self._meeting.abandoned.discard(request_id)
+        self._meeting.abandoned.pop(request_id, None)
         return count
 
 
