@@ -15,7 +15,7 @@ from omni_connector_core.aio import AsyncConnector
 from omni_connector_core.capabilities import Capabilities, Health
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import OmniConnectorError, locate
+from omni_connector_core.errors import ClosedError, OmniConnectorError, locate
 from omni_connector_core.handles import NOT_READY, GetHandle, NotReady, PutHandle
 from omni_connector_core.key import Edge, Key, Producer, as_key
 from omni_connector_core.metadata import Metadata, Where, read_metadata
@@ -154,11 +154,13 @@ class OmniConnector:
 
         The payload's buffers must stay as they are until the handle is done.
         """
+        put = partial(self.put, key, payload, timeout=timeout, readers=readers, ttl=ttl, overwrite=overwrite)
         with self._executor_lock:
+            if self.closed:
+                raise self._failed("put", ClosedError("the connector is closed"), key)
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(32, thread_name_prefix=f"omni-connector-put-{self.edge}")
-        put = partial(self.put, key, payload, timeout=timeout, readers=readers, ttl=ttl, overwrite=overwrite)
-        return PutHandle(self._executor.submit(put))
+            return PutHandle(self._executor.submit(put), lambda error: self._failed("put", error, key))
 
     def fail(self, key: Key | str, reason: str, *, timeout: float | None = None) -> None:
         """Tell the key's consumers, waiting now or later, that its payload will never come.

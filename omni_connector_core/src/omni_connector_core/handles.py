@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from omni_connector_core.errors import OmniConnectorError, TransferTimeoutError
+from omni_connector_core.errors import ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.metadata import Metadata
 
 __all__ = ["NOT_READY", "GetHandle", "NotReady", "PutHandle"]
@@ -89,10 +89,19 @@ class GetHandle:
 
 
 class PutHandle:
-    """A put that is under way; the payload's buffers are the caller's again when it is done."""
+    """A put that is under way; the payload's buffers are the caller's again when it is done.
 
-    def __init__(self, future: Future[Metadata]) -> None:
+    Parameters
+    ----------
+    future
+        The put.
+    failed
+        Completes an error with what the connector knows of the put.
+    """
+
+    def __init__(self, future: Future[Metadata], failed: Callable[[OmniConnectorError], OmniConnectorError]) -> None:
         self._future = future
+        self._failed = failed
 
     @property
     def future(self) -> Future[Metadata]:
@@ -107,7 +116,9 @@ class PutHandle:
         """Return the metadata, waiting up to `timeout` seconds (default: as long as the put itself may take)."""
         try:
             return self._future.result(timeout)
+        except CancelledError as error:
+            raise self._failed(ClosedError("the connector was closed before the put began")) from error
         except FutureTimeoutError as error:
             if self._future.done():
                 raise
-            raise TransferTimeoutError(f"the put is not done after {timeout:g} s") from error
+            raise self._failed(TransferTimeoutError(f"the put is not done after {timeout:g} s")) from error
