@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Deadline"]
+__all__ = ["LONGEST_S", "Deadline"]
+
+LONGEST_S = 1e6
+"""Whatever lasts longer, for ever included, lasts so long: what the system calls that wait can take, seconds."""
 
 
 class Deadline:
@@ -13,13 +16,13 @@ class Deadline:
     Parameters
     ----------
     timeout_s
-        Seconds from now; negative counts as zero.
+        Seconds from now; negative counts as zero, more than `LONGEST_S` as that.
     """
 
     __slots__ = ("at_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = max(timeout_s, 0.0)
+        self.timeout_s = min(max(0.0, timeout_s), LONGEST_S)
         self.at_s = time.monotonic() + self.timeout_s
 
     def remaining_s(self) -> float:

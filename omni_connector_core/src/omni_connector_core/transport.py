@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, ClassVar, NamedTuple, final
 
 from omni_connector_core.capabilities import Capabilities, Health, Usage
-from omni_connector_core.deadline import Deadline
+from omni_connector_core.deadline import LONGEST_S, Deadline
 from omni_connector_core.errors import (
     BufferMismatchError,
     ClosedError,
@@ -270,7 +270,7 @@ class Transport(ABC):
                 key,
                 frame,
                 readers=readers,
-                ttl_s=self.options.ttl_s if ttl_s is None else ttl_s,
+                ttl_s=min(self.options.ttl_s if ttl_s is None else ttl_s, LONGEST_S),
                 overwrite=overwrite,
                 deadline=deadline,
             )
