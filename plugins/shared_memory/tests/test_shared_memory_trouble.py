@@ -15,7 +15,7 @@ import pytest
 from shared_memory_edge import Edge
 
 from omni_connector_core import NOT_READY, OmniConnector, Role
-from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_core.errors import BackendUnavailableError, IncompatibleMetadataError, OmniConnectorError
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel
 
@@ -121,3 +121,12 @@ def test_a_put_that_is_interrupted_gives_no_live_memory_away(edge: Edge, monkeyp
         producer.put("b", b"b" * 5000)
         with edge.open(Role.CONSUMER) as other:
             assert other.get("a") == b"a" * 5000
+
+
+@pytest.mark.parametrize("incarnation", [[1], {}, 5])
+def test_damaged_metadata_is_an_error_of_ours(edge: Edge, incarnation: object) -> None:
+    with edge.open() as conn:
+        metadata = conn.put("k", 1)
+        with pytest.raises(IncompatibleMetadataError, match="damaged"):
+            conn.get("k", {**metadata, "at": {"incarnation": incarnation}}, timeout=1)
+        assert conn.get("k", metadata) == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, CapacityError
+from omni_connector_core.errors import BackendUnavailableError, CapacityError, IncompatibleMetadataError
 from omni_connector_core.frame import Frame, scatter
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
@@ -148,7 +148,10 @@ class SharedMemoryTransport(Transport):
 
 
 def _target(key: Key, where: Where) -> Target:
-    return Target(key, where.producer, None if where.at is None else where.at.get("incarnation"))
+    incarnation = None if where.at is None else where.at.get("incarnation")
+    if not isinstance(incarnation, str | None):
+        raise IncompatibleMetadataError("the metadata is damaged: its incarnation is no str")
+    return Target(key, where.producer, incarnation)
 
 
 _opened: weakref.WeakSet[SharedMemoryTransport] = weakref.WeakSet()
