@@ -212,7 +212,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        _, left = psutil.wait_procs(family, timeout=10)
+        _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
