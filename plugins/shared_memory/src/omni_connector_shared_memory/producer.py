@@ -1,6 +1,6 @@
 """The producer's end: a pool of memory, the book of what is in it, and a server that consumers ask.
 
-A put copies once and, when a consumer waits for the key, tells it so itself: one system call, no other thread.
+A put copies once and, when a consumer waits for the key, tells it so itself: no other thread is needed for that.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class ProducerEnd:
             block = self._wait_for_room(running, frame, deadline)
         try:
             frame.write_into(pool.view(block.offset, nbytes))
+            server.attend()
         except BaseException:
             pool.give(block.start)
             raise
@@ -136,6 +137,12 @@ class ProducerEnd:
         server.wake_by(time.monotonic() + ttl_s)
         if nbytes < LARGE_NBYTES:
             server.reclaim()
+
+    def consumed(self, key: Key, deadline: Deadline) -> bool:
+        """Wait until a payload is gone; see `Transport.consumed`."""
+        if self._running is not None:
+            self._running.server.attend()
+        return self.ledger.consumed(key, deadline)
 
     def fail(self, key: Key, reason: str) -> None:
         """Tell the key's consumers that it will never come."""

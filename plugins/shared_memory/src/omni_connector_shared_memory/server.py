@@ -1,4 +1,8 @@
-"""The producer's only thread: it admits consumers, answers those that ask late, and notices those that die."""
+"""The producer's only thread: it admits consumers, answers those that ask late, and notices those that die.
+
+A thread that puts answers what was asked so far itself (`attend`): it runs already, whereas the server's thread would have to
+wait until it lets go of the interpreter, which in a busy process may take milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,7 @@ class Server:
         self._listener = listener
         self._ledger = ledger
         self._pool = pool
+        self._attending = threading.Lock()
         self._by_fd: dict[int, Connection] = {}
         self._wanting = False
         self._closing = False
@@ -69,6 +74,15 @@ class Server:
         if at_s < self._wakes_at_s:
             self._wakes_at_s = at_s
             self._wake_up()
+
+    def attend(self) -> None:
+        """Answer what consumers have asked by now, in this thread; one system call when they have not."""
+        if self._by_fd and self._attending.acquire(blocking=False):
+            try:
+                if not self._closing:
+                    self._handle([event for event in self._epoll.poll(0) if event[0] != self._wake])
+            finally:
+                self._attending.release()
 
     def reclaim(self) -> None:
         """End all claims that consumers released."""
@@ -116,12 +130,14 @@ class Server:
             while not self._closing:
                 self._serve()
         finally:  # whatever ends the thread, consumers learn that nobody answers any more
-            self._listener.close()
-            for connection in self.connections:
-                connection.channel.send(protocol.Bye())
-                connection.close()
-            self.connections = ()
-            self._epoll.close()
+            with self._attending:
+                self._closing = True
+                self._listener.close()
+                for connection in self.connections:
+                    connection.channel.send(protocol.Bye())
+                    connection.close()
+                self.connections = ()
+                self._epoll.close()
 
     def _wake_up(self) -> None:
         with self._wake_lock:
@@ -139,16 +155,22 @@ class Server:
             expiries.append(None if next_s is None else now_s + next_s)
             self._wakes_at_s = min([self._wakes_at_s, *(at_s for at_s in expiries if at_s is not None)])
         pause_s = min(max(self._wakes_at_s - now_s, 0.0), LONGEST_PAUSE_S)
-        for fd, events in self._epoll.poll(None if self._wakes_at_s == math.inf else pause_s):
+        events = self._epoll.poll(None if self._wakes_at_s == math.inf else pause_s)
+        with self._attending:
+            self._handle(events)
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        """Do what is to be done; another thread may have done it already."""
+        for fd, event in events:
             connection = self._by_fd.get(fd)
             if connection is not None:
-                self._attend(fd, connection, events)
+                self._serve_one(fd, connection, event)
             elif fd == self._wake:
                 os.eventfd_read(fd)
-            else:
+            elif fd == self._listener.fileno():
                 self._admit()
 
-    def _attend(self, fd: int, connection: Connection, events: int) -> None:
+    def _serve_one(self, fd: int, connection: Connection, events: int) -> None:
         try:
             if events & select.EPOLLOUT:
                 connection.channel.flush()
@@ -163,6 +185,8 @@ class Server:
     def _admit(self) -> None:
         try:
             sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
         except OSError as error:
             logger.warning("a consumer could not be admitted: %s", error)
             time.sleep(ADMIT_AGAIN_S)  # it stays in line, and so the listener stays readable

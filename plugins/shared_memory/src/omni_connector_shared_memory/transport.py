@@ -1,7 +1,7 @@
 """The transport: one producer's end and one consumer's end of an edge, of which a process uses one or both.
 
-Per transfer: one copy, into the pool. When the consumer waits first, two system calls at the producer's end at most (send)
-and three at the consumer's (send, wait, receive), one wake-up, and none for the release.
+Per transfer: one copy, into the pool. When the consumer waits first, two system calls at the producer's end (has anybody asked,
+send) and three at the consumer's (send, wait, receive), one wake-up, and none for the release.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SharedMemoryTransport(Transport):
         return self._consumer.exists(keys, where.producer)
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
-        return self._producer.ledger.consumed(key, deadline)
+        return self._producer.consumed(key, deadline)
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
         self._producer.fail(key, reason)
