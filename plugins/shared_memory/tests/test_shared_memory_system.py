@@ -228,40 +228,39 @@ def traced(pid: int, log: Path) -> subprocess.Popen[str]:
     return tracer
 
 
-def calls_of(thread: int, log: Path) -> collections.Counter[str]:
-    """Count a thread's system calls."""
+def calls_of(log: Path, thread: int | None = None) -> collections.Counter[str]:
+    """Count the system calls of one thread, or of all."""
     lines = (line.split(maxsplit=1) for line in log.read_text().splitlines())
-    names = (re.match(r"(\w+)\(", rest) for number, rest in lines if int(number) == thread)
+    names = (re.match(r"(\w+)\(", rest) for number, rest in lines if thread in (None, int(number)))
     return collections.Counter(match[1] for match in names if match)
 
 
 @with_strace
 def test_a_put_costs_two_system_calls(edge: Edge, tmp_path: Path) -> None:
     count = 50
-    payload = np.ones(1000, np.uint8)
+    log = tmp_path / "producer"
     with edge.peer(put_when_told, Role.PRODUCER) as (orders, producer), edge.open(Role.CONSUMER) as consumer:
         orders.send("warm")
         assert consumer.get("warm") is not None
         assert producer.pid is not None
-        logs = {producer.pid: tmp_path / "producer", os.getpid(): tmp_path / "consumer"}
-        del payload
-        tracers = [traced(producer.pid, logs[producer.pid])]
+        tracer = traced(producer.pid, log)
         for n in range(count):
             handle = consumer.submit_get(f"k{n}")
             assert not handle.done()
             orders.send(f"k{n}")
             handle.result(20)
-        for tracer in tracers:
-            tracer.terminate()
-            tracer.wait()
-        calls = calls_of(producer.pid, logs[producer.pid])
-        assert calls["sendto"] == count
-        assert calls["epoll_wait"] == count
+        tracer.terminate()
+        tracer.wait()
+        calls = calls_of(log, producer.pid)
+        # one look for questions and one answer, unless the server's thread was just about it
+        assert calls["epoll_wait"] <= count
+        assert calls["sendto"] <= count
+        assert count <= calls_of(log)["sendto"] <= 2 * count
         # what else there is comes from the pipe that tells it what to put, and from locks
-        rest = sum(
-            number for name, number in calls.items() if name not in ("sendto", "epoll_wait", "read", "futex", "getpid")
-        )
-        assert rest < count / 5, calls
+        others = {
+            name: n for name, n in calls.items() if name not in ("sendto", "epoll_wait", "read", "futex", "getpid")
+        }
+        assert sum(others.values()) < count / 5, others
 
 
 def put_when_told(conn: OmniConnector, pipe: Connection) -> None:
