@@ -43,7 +43,7 @@ def serve(namespace: str, pipe: Connection) -> None:
     bare[:] = 1
     engine = MooncakeEngine("127.0.0.1", "tcp", "")
     engine.register(memory.address, NBYTES)
-    pipe.send((memory.address, engine.endpoint()))
+    pipe.send((memory.address, engine.endpoint(memory.address)))
     with create_connector("mooncake_te", CONFIG, role=Role.PRODUCER, namespace=namespace) as conn:
         source = np.ones(NBYTES, np.uint8)
         while (order := pipe.recv()) is not None:

@@ -33,7 +33,7 @@ def serve(tls: str, namespace: str, pipe: Connection) -> None:
     np.frombuffer(memory.part(0, NBYTES), np.uint8)[:] = 1
     engine = NixlEngine("127.0.0.1", ["UCX"], tls=tls)
     engine.register(memory.address, NBYTES)
-    pipe.send((memory.address, engine.endpoint()))
+    pipe.send((memory.address, engine.endpoint(memory.address)))
     stop = threading.Event()
 
     def work() -> None:

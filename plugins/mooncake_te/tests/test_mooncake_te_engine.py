@@ -53,7 +53,7 @@ def test_done_means_that_every_piece_is_there(sides, count, nbytes, gap):
     pieces = [
         Piece(owner.memory.address + n * nbytes, reader.memory.address + n * (nbytes + gap), nbytes) for n in order
     ]
-    read(reader, reader.engine.connect(owner.engine.endpoint()), pieces)
+    read(reader, reader.engine.connect(owner.engine.endpoint(owner.memory.address)), pieces)
     for n in range(count):
         start = n * (nbytes + gap)
         assert (reader.bytes[start : start + nbytes] == owner.bytes[n * nbytes : (n + 1) * nbytes]).all()
@@ -62,7 +62,7 @@ def test_done_means_that_every_piece_is_there(sides, count, nbytes, gap):
 def test_memory_that_is_not_registered_cannot_be_read(sides):
     owner, reader = sides
     secret = ctypes.create_string_buffer(64)
-    peer = reader.engine.connect(owner.engine.endpoint())
+    peer = reader.engine.connect(owner.engine.endpoint(owner.memory.address))
     with pytest.raises(PeerLostError):
         read(reader, peer, [Piece(ctypes.addressof(secret), reader.memory.address, 64)])
 
@@ -75,7 +75,7 @@ def test_overlapping_memory_is_refused_with_a_reason(sides):
 
 def test_a_peer_that_is_gone_cannot_be_met(sides):
     gone = Side()
-    blob = gone.engine.endpoint()
+    blob = gone.engine.endpoint(gone.memory.address)
     gone.engine.close()
     with pytest.raises(PeerLostError):
         sides[1].engine.connect(blob)

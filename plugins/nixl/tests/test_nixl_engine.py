@@ -51,7 +51,7 @@ def test_thousands_of_pieces_in_one_read(pair):
     producer, consumer, theirs, ours = pair
     theirs.array[:] = np.arange(1 << 20, dtype=np.uint32).astype(np.uint8)
     pieces = [Piece(theirs.address + 128 * n, ours.address + 256 * (4095 - n), 100) for n in range(4096)]
-    read = consumer.start(consumer.connect(producer.endpoint()), pieces)
+    read = consumer.start(consumer.connect(producer.endpoint(theirs.address)), pieces)
     wait(consumer, read, producer=producer)
     rows = ours.array.reshape(4096, 256)[::-1, :100]
     assert np.array_equal(rows[: (1 << 20) // 256], theirs.array[: 4096 * 128].reshape(4096, 128)[:, :100])
@@ -60,15 +60,15 @@ def test_thousands_of_pieces_in_one_read(pair):
 def test_it_reads_its_own_memory(pair):
     producer, _, theirs, _ = pair
     theirs.array[: 1 << 19] = 9
-    peer = producer.connect(producer.endpoint())
+    peer = producer.connect(producer.endpoint(theirs.address))
     wait(producer, producer.start(peer, [Piece(theirs.address, theirs.address + (1 << 19), 1 << 19)]))
     assert (theirs.array == 9).all()
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last", "cut short", "empty"])
 def test_damaged_metadata_is_refused_before_ucx_sees_it(pair, where):
-    producer, consumer, *_ = pair
-    blob = bytearray(producer.endpoint())
+    producer, consumer, theirs, _ = pair
+    blob = bytearray(producer.endpoint(theirs.address))
     index = {"first": 0, "middle": len(blob) // 2, "last": -1}.get(where)
     if index is None:
         blob = blob[: len(blob) // 2] if where == "cut short" else bytearray()
@@ -78,21 +78,27 @@ def test_damaged_metadata_is_refused_before_ucx_sees_it(pair, where):
         consumer.connect(bytes(blob))
 
 
-def test_the_endpoint_stays_the_same_when_more_memory_is_registered(pair):
-    producer, *_ = pair
-    before = producer.endpoint()
-    more = Memory(4096)
+def test_memory_registered_later_can_be_read_too(pair):
+    producer, consumer, theirs, ours = pair
+    before = producer.endpoint(theirs.address)
+    consumer.connect(before)
+    more = Memory(4096, 5)
     producer.register(more.address, 4096)
-    assert producer.endpoint() == before
+    assert producer.endpoint(theirs.address) == before
+    peer = consumer.connect(producer.endpoint(more.address))
+    pieces = [Piece(more.address, ours.address, 4096), Piece(theirs.address, ours.address + 4096, 4096)]
+    wait(consumer, consumer.start(peer, pieces), producer=producer)
+    assert (ours.array[:4096] == 5).all()
+    assert (ours.array[4096:8192] == 7).all()
     producer.unregister(more.address)
     producer.unregister(more.address)  # unknown by now
-    assert producer.endpoint() == before
+    assert producer.endpoint(theirs.address) == before
 
 
 @pytest.mark.parametrize("fault", ["unregistered", "overrun"])
 def test_memory_that_is_not_served_cannot_be_read(pair, fault):
     producer, consumer, theirs, ours = pair
-    peer = consumer.connect(producer.endpoint())
+    peer = consumer.connect(producer.endpoint(theirs.address))
     outside = Memory(4096)
     piece = {
         "unregistered": Piece(outside.address, ours.address, 64),
@@ -104,7 +110,7 @@ def test_memory_that_is_not_served_cannot_be_read(pair, fault):
 
 def test_first_contact_from_many_threads_at_once(pair):
     producer, consumer, theirs, ours = pair
-    blob = producer.endpoint()
+    blob = producer.endpoint(theirs.address)
     errors: list[OmniConnectorError] = []
     gate = threading.Barrier(8)
 
@@ -149,7 +155,7 @@ def test_transports_and_devices_are_those_of_the_options(options):
     everything = NixlEngine("192.0.2.1", ["UCX"])
     everything.register(memory.address, 4096)
     try:
-        assert len(engine.endpoint()) < len(everything.endpoint())  # fewer ways to reach it
+        assert len(engine.endpoint(memory.address)) < len(everything.endpoint(memory.address))  # fewer ways to reach it
         assert "UCX_TLS" not in os.environ
         assert "UCX_NET_DEVICES" not in os.environ
     finally:
@@ -200,7 +206,7 @@ def test_reading_does_not_hold_the_gil(pair):
     fresh = NixlEngine("127.0.0.1", ["UCX"])
     fresh.register(theirs.address, nbytes)
     consumer.register(ours.address, nbytes)
-    peer = consumer.connect(fresh.endpoint())
+    peer = consumer.connect(fresh.endpoint(theirs.address))
     ticks, stop = 0, threading.Event()
 
     def tick() -> None:

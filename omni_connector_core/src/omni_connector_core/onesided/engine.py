@@ -62,8 +62,8 @@ class Engine(ABC):
         """Undo `register`; unknown addresses are ignored."""
 
     @abstractmethod
-    def endpoint(self) -> bytes:
-        """Return what a peer's `connect` needs to reach this engine: it may change when memory is registered."""
+    def endpoint(self, address: int) -> bytes:
+        """Return what a peer's `connect` needs to reach this engine and read the registered memory at an address."""
 
     @abstractmethod
     def connect(self, blob: bytes) -> Any:

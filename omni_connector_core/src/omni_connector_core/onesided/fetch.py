@@ -153,7 +153,7 @@ class Fetch:
         channel = chosen.channel
         unread = True
         try:
-            result = yield from Reading(self._share, channel, self._producers.scope, found, self._target).run()
+            result = yield from Reading(self._share, channel, found, self._target).run()
             unread = False
             return result
         finally:

@@ -1,7 +1,7 @@
 """The one engine of a process, shared by all its connectors with the same engine options, and the arenas over it.
 
-Starting and ending an engine costs up to a second and its connections, an idle one costs nothing: it is kept for the life of the
-process. An arena lives as long as a connector that uses it; connectors that ask for the same amount of memory share one.
+Starting and ending an engine costs up to a second and its connections, registering memory costs more, and idle they cost nothing: both
+are kept for the life of the process. Connectors that ask for the same amount of memory share an arena.
 
 **Quarantine.** An engine may write into memory long after it reported a timeout, or was told to stop (up to 190 MiB were seen to
 arrive late, `facts/multi_host`). So memory under a transfer that did not end well is not freed but left to the engine's *generation*:
@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from omni_connector_core.arena import Arena, Pool, Region
@@ -106,12 +105,6 @@ class Transfer:
         return self._hub._abandoned(self._generation, region)
 
 
-@dataclass(slots=True)
-class _Tenancy:
-    arena: Arena
-    tenants: int
-
-
 class Hub:
     """Owns a process' engine.
 
@@ -124,32 +117,22 @@ class Hub:
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
         self._lock = threading.RLock()
-        self._arenas: dict[Hashable, _Tenancy] = {}
+        self._arenas: dict[Hashable, Arena] = {}
         self._registered: dict[int, int] = {}
         self._generations: list[_Generation] = []
         self._current = self._new_generation()
 
     # ---- memory
 
-    def open_arena(self, name: Hashable, make_pool: Callable[[], Pool]) -> Arena:
-        """Return the arena of that name, made and registered for its first user; pair with `close_arena`."""
+    def arena(self, name: Hashable, make_pool: Callable[[], Pool]) -> Arena:
+        """Return the arena of that name, made and registered for its first user."""
         with self._lock:
-            tenancy = self._arenas.get(name)
-            if tenancy is None:
+            arena = self._arenas.get(name)
+            if arena is None:
                 arena = Arena(make_pool())
                 self.register(arena.address, arena.nbytes)
-                tenancy = self._arenas[name] = _Tenancy(arena, 0)
-            tenancy.tenants += 1
-            return tenancy.arena
-
-    def close_arena(self, name: Hashable) -> None:
-        """Give an arena up; after the last one's the engine forgets it. Its memory lives on under views and quarantine."""
-        with self._lock:
-            tenancy = self._arenas[name]
-            tenancy.tenants -= 1
-            if not tenancy.tenants:
-                del self._arenas[name]
-                self.unregister(tenancy.arena.address)
+                self._arenas[name] = arena
+            return arena
 
     def register(self, address: int, nbytes: int) -> None:
         """Register memory of the caller's. What it overlaps was registered for memory that is gone by now."""
@@ -186,9 +169,9 @@ class Hub:
 
     # ---- as a producer
 
-    def endpoint(self) -> tuple[str, bytes]:
-        """Name and blob of the engine instance that serves now."""
-        blob = self._current.engine.endpoint()
+    def endpoint(self, arena: Arena) -> tuple[str, bytes]:
+        """Name and blob of the engine instance that serves an arena now."""
+        blob = self._current.engine.endpoint(arena.address)
         return hashlib.blake2b(blob, digest_size=8).hexdigest(), blob
 
     def progress(self) -> None:

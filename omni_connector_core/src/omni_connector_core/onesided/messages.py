@@ -120,10 +120,10 @@ class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
 
 
 class Describe(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """Ask for the endpoint of the engine behind a scope."""
+    """Ask for the endpoint of the engine behind a claim of this channel."""
 
     number: int
-    scope: Scope
+    claim: int
 
 
 class Exists(msgspec.Struct, array_like=True, tag=5, frozen=True):

@@ -72,8 +72,8 @@ class Reading:
     ----------
     share
         The connector's; asked for when it is needed.
-    channel, scope
-        Where the claim was made.
+    channel
+        On which the claim was made.
     found
         The claim.
     target
@@ -84,13 +84,11 @@ class Reading:
         self,
         share: Callable[[], Share],
         channel: Channel,
-        scope: m.Scope,
         found: m.Found,
         target: Sequence[Span] | None,
     ) -> None:
         self._share = share
         self._channel = channel
-        self._scope = scope
         self._found = found
         self._target = target
 
@@ -219,7 +217,7 @@ class Reading:
         contact.result()
 
     def _describe(self) -> Steps[m.Endpoint]:
-        question = m.Describe(m.new_number(), self._scope)
+        question = m.Describe(m.new_number(), self._found.claim)
         self._channel.send(question)
         while True:
             for answer in self._news():

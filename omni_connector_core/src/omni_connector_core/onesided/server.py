@@ -266,16 +266,17 @@ class ControlServer:
                 self._done(identity, question)
             case m.Ping():
                 client = self._clients.get(identity)
-                held = [] if client is None else [claim for claim in question.claims if claim in client.claims]
-                self._send(identity, m.Pong(question.number, held))
+                standing = [] if client is None else [claim for claim in question.claims if claim in client.claims]
+                self._send(identity, m.Pong(question.number, standing))
             case m.Cancel():
                 self._cancel(identity, question.number)
             case m.Describe():
-                routes = self._matching(question.scope, None)
-                if routes:
-                    self._send(identity, m.Endpoint(question.number, *routes[0].endpoint()))
+                client = self._clients.get(identity)
+                held = None if client is None else client.claims.get(question.claim)
+                if held is not None:
+                    self._send(identity, m.Endpoint(question.number, *held[0].endpoint()))
                 else:
-                    self._refuse(identity, question.number, PeerLostError("that producer is closed"))
+                    self._refuse(identity, question.number, PeerLostError("the producer knows of no such claim"))
             case m.Exists():
                 routes = self._matching(question.scope, question.producer)
                 keys = [Key(*key) for key in question.keys]

@@ -135,7 +135,8 @@ class OneSidedTransport(Transport):
 
     def endpoint(self) -> tuple[str, bytes]:
         """Name and blob of the engine that serves the arena now."""
-        return self._share().hub.endpoint()
+        hub, arena = self._share()
+        return hub.endpoint(arena)
 
     # ---- Transport: the producer
 
@@ -292,7 +293,7 @@ class OneSidedTransport(Transport):
         with_both = arena.allocate(2 * _PROBE_NBYTES, deadline)
         memory = memoryview(with_both.buffer()).cast("B")
         memory[:_PROBE_NBYTES] = secrets.token_bytes(_PROBE_NBYTES)
-        name, blob = engine_hub.endpoint()
+        name, blob = engine_hub.endpoint(arena)
         contact = engine_hub.connect(name, blob)
         try:
             contact.result(deadline.remaining_s())
@@ -343,20 +344,15 @@ class OneSidedTransport(Transport):
             close_server(self._server)
         self._channels.close()
         self._producers.close()
-        if self._own_share is not None:
-            self._own_share.hub.close_arena(self._arena_name)
-
-    @property
-    def _arena_name(self) -> Hashable:
-        return self.options.capacity_bytes, self.options.memory_pool_device
 
     def _share(self) -> Share:
-        """Start the engine, or find it started, and take a share of an arena."""
+        """Start the engine, or find it started, and an arena."""
         if self._own_share is None:
             with self._start_lock:
                 if self._own_share is None:
                     found = hub((type(self), self._host, self.engine_options()), self.make_engine)
-                    self._own_share = Share(found, found.open_arena(self._arena_name, self._make_pool))
+                    memory = (self.options.capacity_bytes, self.options.memory_pool_device)
+                    self._own_share = Share(found, found.arena(memory, self._make_pool))
         return self._own_share
 
 

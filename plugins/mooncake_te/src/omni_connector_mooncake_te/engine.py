@@ -120,7 +120,7 @@ class MooncakeEngine(Engine):
         """Undo `register`."""
         self._engine.unregister_memory(address)
 
-    def endpoint(self) -> bytes:
+    def endpoint(self, address: int) -> bytes:
         """Return session, nonce and an address for the first contact."""
         return self._blob
 

@@ -116,7 +116,7 @@ class NixlEngine(Engine):
                 self._agent.create_backend(backend, own)
         self._backends = list(backends)
         self._registered: dict[int, Any] = {}
-        self._blob: bytes | None = None
+        self._blobs: dict[int, bytes] = {}
         self._contact = threading.Lock()
         self._peers: set[str] = set()
         self._called_s = 0.0
@@ -125,31 +125,34 @@ class NixlEngine(Engine):
     # ---- memory
 
     def register(self, address: int, nbytes: int) -> None:
-        """Register host memory; peers are told of the first alone, which is the arena."""
+        """Register host memory; peers are told of what they ask for alone."""
         with _vendor_errors(f"NIXL did not register {nbytes:,} bytes"):
             self._registered[address] = self._agent.register_memory([(address, nbytes, 0, "")], _HOST_MEMORY)
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
         described = self._registered.pop(address, None)
+        self._blobs.pop(address, None)
         if described is not None:
             with _vendor_errors("NIXL did not forget memory"):
                 self._agent.deregister_memory(described)
 
     # ---- peers
 
-    def endpoint(self) -> bytes:
-        """Return the agent's metadata behind its checksum; the same for the life of the agent."""
-        if self._blob is None:
-            arena = next(iter(self._registered.values()))
+    def endpoint(self, address: int) -> bytes:
+        """Return the agent's metadata behind its checksum; the same for as long as the memory is registered."""
+        blob = self._blobs.get(address)
+        if blob is None:
             with _vendor_errors("NIXL did not describe itself"):
-                metadata = self._agent.get_partial_agent_metadata(arena, inc_conn_info=True, backends=self._backends)
-            self._blob = zlib.crc32(metadata).to_bytes(_CHECKSUM_NBYTES, "big") + metadata
-        return self._blob
+                metadata = self._agent.get_partial_agent_metadata(
+                    self._registered[address], inc_conn_info=True, backends=self._backends
+                )
+            blob = self._blobs[address] = zlib.crc32(metadata).to_bytes(_CHECKSUM_NBYTES, "big") + metadata
+        return blob
 
     def connect(self, blob: bytes) -> str:
         """Load a peer's metadata and connect; itself is a peer as well."""
-        if blob == self._blob:
+        if blob in self._blobs.values():
             return self._name
         metadata = blob[_CHECKSUM_NBYTES:]
         if zlib.crc32(metadata).to_bytes(_CHECKSUM_NBYTES, "big") != blob[:_CHECKSUM_NBYTES]:
