@@ -6,8 +6,10 @@ caller leaves at its deadline; when the call ends at last, `late` sees its resul
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -22,6 +24,8 @@ ResultT = TypeVar("ResultT")
 
 IDLE_S = 1.0
 """How long a helper thread waits for another call before it ends, seconds."""
+DRAIN_S = 10.0
+"""How long the end of a process waits for calls that are stuck, seconds."""
 SHORTEST_S = 0.25
 """What a call is given also when less is left until the deadline: a get with a timeout of zero asks once."""
 
@@ -84,6 +88,7 @@ class Calls:
         if deadline.remaining_s() >= longest_s:
             return call()
         job = _Job(call, late)
+        _running.add(job)
         try:
             worker = self._idle.pop()
         except IndexError:
@@ -100,9 +105,24 @@ class Calls:
     def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:
         with contextlib.suppress(Empty):
             while True:
-                queue.get(timeout=IDLE_S).run()
+                self._finish(queue.get(timeout=IDLE_S))
                 self._idle.append(queue)
         try:
             self._idle.remove(queue)
         except ValueError:  # somebody just took it, and is about to put a job into it
-            queue.get().run()
+            self._finish(queue.get())
+
+    def _finish(self, job: _Job[Any]) -> None:
+        job.run()
+        _running.discard(job)
+
+
+_running: set[_Job[Any]] = set()
+
+
+@atexit.register
+def _drain() -> None:
+    """Wait for calls that are still stuck: a thread in an SDK's call aborts the process when the interpreter goes."""
+    deadline = Deadline(DRAIN_S)
+    while _running and not deadline.expired():
+        time.sleep(0.01)

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -33,6 +34,8 @@ SDK_BUFFER_NBYTES = 16 << 20
 """Mooncake's own buffer, which only calls that we do not make go through; its default."""
 SMALL_NBYTES = 16 << 20
 """Room for small objects and the allocator's gaps, beside the payloads."""
+RECONNECT_S = 2.0
+"""Shortest time between two connections to a `mooncake_client`, seconds."""
 SETUP_S = 15.0
 """The longest that a setup takes, seconds."""
 START_HINT = "Start it: omni-connector services up mooncake_store, and paste the options that it prints"
@@ -47,6 +50,8 @@ class Client:
         Mooncake's object.
     calls
         Through which everything on `sdk` is called.
+    shared
+        Whether it is the host's `mooncake_client`.
     staged
         Whether what is put must lie in the arena.
     name
@@ -56,23 +61,41 @@ class Client:
     """
 
     def __init__(self, options: MooncakeStoreOptions, deadline: Deadline) -> None:
-        self.sdk = sdk.MooncakeDistributedStore()
-        shared = options.mode == "shared"
-        service = f"mooncake_client at {options.client}" if shared else f"mooncake_master at {options.master}"
+        self.shared = options.mode == "shared"
+        service = f"mooncake_client at {options.client}" if self.shared else f"mooncake_master at {options.master}"
         self.calls = Calls(service)
+        self._service = service
         self._options = options
+        self._retired: list[object] = []
         self._segments: list[str] = []
         self._small: list[str] = []
         self._mounted = self._reserved = 0
         self._late: list[Region] = []
         self._lock = threading.Lock()
         self.name: str | None = None
-        _reach(options.client if shared else options.master, service, deadline)
-        setup = self._setup_shared if shared else self._setup_own
+        self._connect(deadline)
+
+    def _connect(self, deadline: Deadline) -> None:
+        options = self._options
+        _reach(options.client if self.shared else options.master, self._service, deadline)
+        self.sdk = sdk.MooncakeDistributedStore()
+        setup = self._setup_shared if self.shared else self._setup_own
         code = setup(options, deadline)
         if code:
-            raise BackendUnavailableError(f"{service} does not answer (code {code})", hint=START_HINT)
+            raise BackendUnavailableError(f"{self._service} does not answer (code {code})", hint=START_HINT)
         self._arena = self._new_arena()
+        self._connected_s = time.monotonic()
+
+    def reconnect(self) -> None:
+        """In mode ``shared``: connect again to a `mooncake_client` that was restarted and does not know our memory.
+
+        The old connection stays as it is: views of its memory may be in use.
+        """
+        with self._lock:
+            if time.monotonic() - self._connected_s > RECONNECT_S:
+                self._retired.append((self.sdk, self._arena))
+                log.warning("%s does not know this process; connecting anew", self._service)
+                self._connect(Deadline(RECONNECT_S))
 
     def _setup_own(self, options: MooncakeStoreOptions, deadline: Deadline) -> int:
         self.staged = options.protocol == "rdma"
@@ -110,7 +133,7 @@ class Client:
 
     def _new_arena(self) -> Arena:
         nbytes = self._options.arena_bytes
-        pool: Pool = HostMemory(nbytes) if self.name is not None else _SharedPool(self.sdk, nbytes)
+        pool: Pool = _SharedPool(self.sdk, nbytes) if self.shared else HostMemory(nbytes)
         arena = Arena(pool)
         code = self.sdk.register_buffer(arena.address, arena.nbytes)
         if code:
@@ -128,7 +151,7 @@ class Client:
             The master does not answer this client's pings.
         """
         # a shared client does not ping: its first health_check is always UNREACHABLE
-        if self.name is not None and self.sdk.health_check() == UNREACHABLE:
+        if not self.shared and self.sdk.health_check() == UNREACHABLE:
             raise sdk.error("health_check", sdk.RPC_FAILED)
 
     # ---- the arena
@@ -193,7 +216,7 @@ class Client:
         ------
         BackendUnavailableError
         """
-        if self.name is None:
+        if self.shared:
             return
         with self._lock:
             if self._mounted < self._reserved + nbytes:
@@ -204,7 +227,7 @@ class Client:
     def mount_small(self, deadline: Deadline) -> None:
         """Mount room for the small objects of a process that puts no payloads; once, and for as long as it runs."""
         with self._lock:
-            if self.name is not None and not self._small:
+            if not self.shared and not self._small:
                 self._small = self._mount(SMALL_NBYTES, deadline)
 
     def _mount(self, nbytes: int, deadline: Deadline) -> list[str]:
@@ -220,7 +243,7 @@ class Client:
 
     def unreserve(self, nbytes: int, deadline: Deadline) -> None:
         """Give a producer's room back; when nobody has any left, unmount all of it."""
-        if self.name is None:
+        if self.shared:
             return
         with self._lock:
             self._reserved -= nbytes

@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, TransferTimeoutError
+from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.memcpy import copy, region
-from omni_connector_core.store import SMALL_NBYTES, NewObject, ObjectStore
+from omni_connector_core.store import SMALL_NBYTES, NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.client import Client
@@ -57,7 +57,6 @@ class MooncakeObjects(ObjectStore):
 
     def __init__(self, client: Client, *, capacity_bytes: int, produces: bool, deadline: Deadline) -> None:
         self._client = client
-        self._sdk = client.sdk
         self._capacity_bytes = capacity_bytes
         self._reserved = capacity_bytes if produces else 0
         client.reserve(self._reserved, deadline)
@@ -84,7 +83,7 @@ class MooncakeObjects(ObjectStore):
             pieces = self._pieces(item, keep, deadline)
             addresses.append([address for address, _ in pieces])
             sizes.append([nbytes for _, nbytes in pieces])
-        client, config = self._sdk, self._config
+        client, config = self._client.sdk, self._config
 
         def put() -> list[int]:
             codes: list[int] = client.batch_put_from_multi_buffers(names, addresses, sizes, config)
@@ -99,7 +98,7 @@ class MooncakeObjects(ObjectStore):
             created = [name for name, code in zip(names, codes, strict=True) if code == 0]
             if created:
                 self.remove(created, deadline=Deadline(CALL_S))
-            raise sdk.error("put", min(codes))
+            raise self._error("put", min(codes))
 
     def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> list[tuple[int, int]]:
         """Return the memory, piece by piece, that makes up an object; what must live on goes into `keep`."""
@@ -130,15 +129,15 @@ class MooncakeObjects(ObjectStore):
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
-        client, config = self._sdk, self._config
+        client, config = self._client.sdk, self._config
         code = self._write_small(lambda address: client.upsert_from(name, address, len(data), config), data, deadline)
-        _raise("upsert", code)
+        self._raise("upsert", code)
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """Put, and read back who won."""
-        client, config = self._sdk, self._config
+        client, config = self._client.sdk, self._config
         code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        _raise("put", code)
+        self._raise("put", code)
         while True:
             (found,) = self.load([name], deadline=deadline)
             if found is not None:
@@ -156,20 +155,20 @@ class MooncakeObjects(ObjectStore):
 
     def take(self, names: Sequence[str], *, deadline: Deadline) -> str | None:
         """Remove by force: leases protect nobody here."""
-        client = self._sdk
+        client = self._client.sdk
         for name in names:
             code = self._run(lambda name=name: client.remove(name, True), CALL_S, deadline)  # type: ignore[misc]
             if code == 0:
                 return name
             if code != sdk.MISSING:
-                raise sdk.error("remove", code)
+                raise self._error("remove", code)
         return None
 
     def load(self, names: Sequence[str], *, deadline: Deadline) -> list[bytes | None]:
         """Read into slots of the arena, in one batch."""
         place = self._allocate(len(names) * SMALL_NBYTES, deadline)
         addresses = [place.address + n * SMALL_NBYTES for n in range(len(names))]
-        client, names = self._sdk, list(names)
+        client, names = self._client.sdk, list(names)
 
         def get() -> list[bytes | int]:
             codes = client.batch_get_into(names, addresses, [SMALL_NBYTES] * len(names))
@@ -178,13 +177,13 @@ class MooncakeObjects(ObjectStore):
 
         found = self._client.call_with(place, get, self._read_s, deadline, overdue=TransferTimeoutError)
         if all(data in (sdk.RPC_FAILED, sdk.RPC_TIMEOUT) for data in found):
-            raise sdk.error("get", min(code for code in found if isinstance(code, int)))
+            raise self._error("get", min(code for code in found if isinstance(code, int)))
         return [data if isinstance(data, bytes) else None for data in found]
 
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """Read into the arena, which the result leases."""
         place = self._allocate(nbytes, deadline)
-        client = self._sdk
+        client = self._client.sdk
         began_s = time.monotonic()
 
         def give_back(code: int) -> None:
@@ -207,27 +206,27 @@ class MooncakeObjects(ObjectStore):
         give_back(code)
         if code >= 0 or code in (sdk.MISSING, sdk.NOT_READY):  # another size: it was removed, and the room reused
             return None
-        raise sdk.error("get", code)
+        raise self._error("get", code)
 
     def exist(self, names: Sequence[str], *, deadline: Deadline) -> list[bool]:
         """Ask in one batch."""
-        client, names = self._sdk, list(names)
+        client, names = self._client.sdk, list(names)
         codes = self._run(lambda: client.batch_is_exist(names), CALL_S, deadline)
         if any(code < 0 for code in codes):
-            raise sdk.error("is_exist", min(codes))
+            raise self._error("is_exist", min(codes))
         return [code == 1 for code in codes]
 
     def remove(self, names: Sequence[str], *, deadline: Deadline) -> None:
         """Remove in one batch, by force."""
-        client, names = self._sdk, list(names)
+        client, names = self._client.sdk, list(names)
         codes = self._run(lambda: client.batch_remove(names, True), CALL_S, deadline)
         for code in codes:
             if code not in (0, sdk.MISSING):
-                raise sdk.error("remove", code)
+                raise self._error("remove", code)
 
     def purge(self, prefix: str, *, deadline: Deadline) -> None:
         """Remove by regular expression."""
-        client, pattern = self._sdk, f"^{re.escape(prefix)}"
+        client, pattern = self._client.sdk, f"^{re.escape(prefix)}"
         self._run(lambda: client.remove_by_regex(pattern, True), CALL_S, deadline)
 
     # ---- state
@@ -269,7 +268,11 @@ class MooncakeObjects(ObjectStore):
         self._check()
         return self._client.allocate(nbytes, deadline)
 
+    def _raise(self, operation: str, code: int) -> None:
+        if code:
+            raise self._error(operation, code)
 
-def _raise(operation: str, code: int) -> None:
-    if code:
-        raise sdk.error(operation, code)
+    def _error(self, operation: str, code: int) -> OmniConnectorError | NoRoomError:
+        if self._client.shared and code == sdk.BAD_PARAMETER:
+            self._client.reconnect()
+        return sdk.error(operation, code, shared=self._client.shared)

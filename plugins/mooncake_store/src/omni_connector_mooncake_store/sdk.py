@@ -12,6 +12,7 @@ from omni_connector_core.errors import BackendUnavailableError, OmniConnectorErr
 from omni_connector_core.store import NoRoomError
 
 __all__ = [
+    "BAD_PARAMETER",
     "CALL_S",
     "LEASE_EXPIRED",
     "MISSING",
@@ -73,12 +74,18 @@ _HINTS = {
 }
 
 
-def error(operation: str, code: int) -> OmniConnectorError | NoRoomError:
-    """Return the error that a negative code of the SDK means."""
+def error(operation: str, code: int, *, shared: bool = False) -> OmniConnectorError | NoRoomError:
+    """Return the error that a negative code of the SDK means.
+
+    Parameters
+    ----------
+    shared
+        The call went to a `mooncake_client`, which calls memory of ours a bad parameter until it knows it again after a restart.
+    """
     text = f"{operation}: {_MEANINGS.get(code, 'unknown error')} (code {code})"
     if code == NO_SPACE:
         return NoRoomError(text)
-    if code in (BAD_PARAMETER, LEASED):  # ours to avoid
+    if code == LEASED or (code == BAD_PARAMETER and not shared):  # ours to avoid
         return OmniConnectorError(text, hint="This is a bug in omni-connector-mooncake-store; please report it")
     return BackendUnavailableError(text, hint=_HINTS.get(code))
 
