@@ -386,7 +386,7 @@ class BindsAtConstruction(MemoryTransport):
         super()._close()
 
 
-@caught("TestLifecycle::test_control_ports_are_bound_to_loopback")
+@caught("TestLifecycle::test_ports_are_bound_to_loopback")
 class ListensToTheWorld(MemoryTransport):
     """The first put binds a port on all interfaces."""
 
