@@ -12,6 +12,7 @@ import pytest
 from omni_connector_contract_tests.harness.backend import Backend, read_config
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import limit_patience
+from omni_connector_contract_tests.harness.payloads import Bulk, has_torch
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.probes import LeakProbe
 from omni_connector_core import OmniConnectorError, plugin_manager
@@ -140,6 +141,9 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
                 producer.put(f"warm{n}", bytes(200_000))  # large enough to be moved as large payloads are
             for pending in [consumer.start("get", f"warm{n}") for n in range(CALLS_AT_ONCE)]:
                 pending.result()
+            if has_torch():  # whose first use starts threads that stay
+                producer.put("warm", Bulk(1 << 20, kind="tensor"))
+                consumer.get_fingerprint("warm")
             for end in (producer, consumer):
                 # many at once: an engine's pool of connections grows with the calls in flight, and keeps them
                 asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]
