@@ -164,6 +164,25 @@ def test_cancel_also_gives_back_what_is_on_its_way(producer, channel, channels, 
     channels.put_back(other)
 
 
+def test_cancel_goes_out_on_a_connection_that_was_never_looked_at(producer, channels, server):
+    hasty = channels.take(server.address)
+    number = ask(hasty, "k")
+    deadline = Deadline(10)
+    producer.put("k")
+    while not producer.ledger.claims_out():
+        assert not deadline.expired()
+        os.sched_yield()
+    assert hasty.reachable  # as far as it knows it is not connected yet
+    hasty.send(m.Cancel(number))
+    channels.put_back(hasty)
+    other = channels.take(server.address)
+    assert isinstance(answer(other, ask(other, "k")), m.Found | m.Pending)
+    while not producer.ledger.claims_out():
+        assert not deadline.expired()
+        os.sched_yield()
+    channels.put_back(other)
+
+
 def test_a_consumer_that_vanishes_gives_its_claims_back(producer, server, channels, monkeypatch):
     monkeypatch.setattr(m, "LEASE_S", 0.3)
     gone = Channels(None)
@@ -187,6 +206,18 @@ def channel_answer(channel, number):
         if got.number == number:
             return got
     return None
+
+
+def test_a_question_that_was_repeated_leaves_no_wait_behind(producer, channel):
+    number = ask(channel, "k")
+    answer(channel, number)
+    producer.put("k")
+    found = answer(channel, number)
+    channel.send(m.Ask(number, SCOPE, Key("k")))  # as after a reconnect, crossing the answer
+    channel.send(m.Done(m.new_number(), found.claim))
+    answer(channel, ping(channel))
+    producer.put("k")
+    assert isinstance(answer(channel, ask(channel, "k")), m.Found)
 
 
 def test_ping_says_which_claims_stand(producer, channel):

@@ -129,6 +129,11 @@ class Channel:
             self.send(m.Ping(m.new_number(), claims))
 
     @property
+    def reachable(self) -> bool:
+        """Whether what is sent may arrive; also true of a connection that was made without our having heard of it yet."""
+        return self.link in (Link.CONNECTING, Link.UP)
+
+    @property
     def silent_s(self) -> float:
         """For how long a question has been without any answer, seconds."""
         return 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
@@ -170,7 +175,7 @@ class Channel:
         """Close the socket; what was sent still goes out when the peer is there."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
-        self.socket.close(linger=int(linger_s * 1000) if self.link is Link.UP else 0)
+        self.socket.close(linger=int(linger_s * 1000) if self.reachable else 0)
 
 
 class Channels:

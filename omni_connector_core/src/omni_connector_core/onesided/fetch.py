@@ -157,7 +157,7 @@ class Fetch:
             unread = False
             return result
         finally:
-            if channel.link is Link.UP:
+            if channel.reachable:
                 channel.send(m.Done(m.new_number(), found.claim, unread))
             self._channels.put_back(channel)
 
@@ -251,6 +251,6 @@ class Fetch:
     def _leave(self, candidate: _Candidate) -> None:
         """Stop asking a candidate; a read that it gave us, or gives us when it wakes up, goes to whoever asks next."""
         channel = candidate.channel
-        if channel.link is Link.UP:
+        if channel.reachable:
             channel.send(m.Cancel(candidate.ask.number))
         self._channels.put_back(channel)

@@ -344,7 +344,11 @@ class ControlServer:
         client = self._clients.get(identity)
         held = None if client is None else client.claims.pop(done.claim, None)
         if client is not None and held is not None:
-            held[0].ledger.release(done.claim, unread=done.unread)
+            route, asked = held
+            again = client.waits.pop(asked, None)  # the question was repeated after a reconnect
+            if again is not None:
+                again[0].ledger.cancel(again[1], (identity, asked))
+            route.ledger.release(done.claim, unread=done.unread)
             self._settle(identity, client)
 
     def _flush(self) -> None:
