@@ -15,6 +15,8 @@ from omni_connector_core import Health, Usage
 __all__ = ["DEFAULT_TIMEOUT_S", "End", "Ends"]
 
 DEFAULT_TIMEOUT_S = 8.0
+FIRST_IMPORT_S = 120.0
+"""The first opening in a process imports the backend's SDK, hundreds of megabytes from a cold disk for some."""
 _numbers = itertools.count()
 
 
@@ -28,7 +30,7 @@ class End:
     def __init__(self, peer: Peer, backend: Backend, arguments: dict[str, Any]) -> None:
         self.peer, self.arguments = peer, arguments
         self._number = next(_numbers)
-        peer.ask(Open(self._number, backend, arguments))
+        peer.start(Open(self._number, backend, arguments)).result(max(peer.patience_s, FIRST_IMPORT_S))
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> Pending:
         """Call a method and do not wait for it."""
