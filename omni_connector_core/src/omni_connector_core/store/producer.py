@@ -79,6 +79,7 @@ class ProducerEnd:
         self._closing = threading.Event()
         self._tick_at_s = self._settled_s = 0.0
         self._answers: dict[str, float] = {}
+        self._recovering = threading.Lock()
         self._beat(deadline)
         self._slot_name = self._join(deadline)
         for request_id in notices.read(store, directory.names, deadline):
@@ -165,7 +166,14 @@ class ProducerEnd:
     def settle(self, deadline: Deadline) -> None:
         """Forget payloads that were read, and end those that expired; leaves alone what is being put."""
         entries = self.book.entries()
-        there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
+        there: list[bool] = []
+        for start in range(0, len(entries), BATCH):
+            names = [self.owner.data(entry.generation) for entry in entries[start : start + BATCH]]
+            *found, known = self._store.exist([*names, self._slot_name], deadline=deadline)
+            if not known:  # nothing was read: the store forgot everything
+                self._recover(deadline)
+                return
+            there += found
         now = self._settled_s = time.monotonic()
         read = {e.key: e for e, exists in zip(entries, there, strict=True) if not exists}
         due = {e.key: e for e, exists in zip(entries, there, strict=True) if exists and e.expires_s <= now}
@@ -349,19 +357,21 @@ class ProducerEnd:
             self._store.remove([self.owner.mailbox], deadline=deadline)
 
     def _recover(self, deadline: Deadline) -> None:
-        """Join anew: the store was restarted, or had taken this process for dead."""
-        log.warning("the store lost this producer's entry; joining it anew")
-        entries = self.book.entries()
-        there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
-        self._beat(deadline)
-        self._slot_name = self._join(deadline)
-        for entry, exists in zip(entries, there, strict=True):
-            if exists:
-                continue
-            with self.book.changing(entry.key):
-                if self.book.live.get(entry.key) is entry:
-                    self._tell(entry.key, PeerLostError("the store lost it"), deadline)
-                    self.book.end(entry.key)
+        """Join anew: the store was restarted, or had taken this process for dead; first tell what it lost."""
+        with self._recovering:
+            if self._store.exist([self._slot_name], deadline=deadline)[0]:
+                return  # another thread was faster
+            log.warning("the store lost this producer's entry; joining it anew")
+            entries = self.book.entries()
+            there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
+            lost = {entry.key: entry for entry, exists in zip(entries, there, strict=True) if not exists}
+            with self.book.changing_idle(lost) as held:  # what is just being put anew needs no telling
+                for key in held:
+                    if self.book.live.get(key) is lost[key]:
+                        self._tell(key, PeerLostError("the store lost it"), deadline)
+                        self.book.end(key)
+            self._beat(deadline)
+            self._slot_name = self._join(deadline)
 
 
 def _end(closing: threading.Event, wake: threading.Event, keeper: threading.Thread) -> None:

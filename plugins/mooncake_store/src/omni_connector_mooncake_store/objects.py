@@ -130,14 +130,14 @@ class MooncakeObjects(ObjectStore):
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
         client, config = self._client.sdk, self._config
-        code = self._write_small(lambda address: client.upsert_from(name, address, len(data), config), data, deadline)
-        self._raise("upsert", code)
+        self._write_small(
+            "upsert", lambda address: client.upsert_from(name, address, len(data), config), data, deadline
+        )
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """Put, and read back who won."""
         client, config = self._client.sdk, self._config
-        code = self._write_small(lambda address: client.put_from(name, address, len(data), config), data, deadline)
-        self._raise("put", code)
+        self._write_small("put", lambda address: client.put_from(name, address, len(data), config), data, deadline)
         while True:
             (found,) = self.load([name], deadline=deadline)
             if found is not None:
@@ -146,12 +146,18 @@ class MooncakeObjects(ObjectStore):
                 return False  # removed again, or never finished by whoever began
             time.sleep(PAUSE_S)
 
-    def _write_small(self, write: Callable[[int], int], data: bytes, deadline: Deadline) -> int:
+    def _write_small(self, operation: str, write: Callable[[int], int], data: bytes, deadline: Deadline) -> None:
         if not self._reserved:  # a consumer brings its own room, too: any other may belong to a process that just died
             self._client.mount_small(deadline)
         place = self._allocate(len(data), deadline)
         copy(place.address, data, len(data))
-        return self._client.call_with(place, lambda: write(place.address), self._write_s, deadline)
+        code = self._client.call_with(place, lambda: write(place.address), self._write_s, deadline)
+        if (
+            code == sdk.NO_SPACE
+        ):  # there is always room for small objects, once a restarted master knows our memory again
+            raise BackendUnavailableError(f"{operation}: the store does not know this process's memory yet")
+        if code:
+            raise self._error(operation, code)
 
     def take(self, names: Sequence[str], *, deadline: Deadline) -> str | None:
         """Remove by force: leases protect nobody here."""
@@ -267,10 +273,6 @@ class MooncakeObjects(ObjectStore):
     def _allocate(self, nbytes: int, deadline: Deadline) -> Region:
         self._check()
         return self._client.allocate(nbytes, deadline)
-
-    def _raise(self, operation: str, code: int) -> None:
-        if code:
-            raise self._error(operation, code)
 
     def _error(self, operation: str, code: int) -> OmniConnectorError | NoRoomError:
         if self._client.shared and code == sdk.BAD_PARAMETER:

@@ -17,6 +17,7 @@ __all__ = [
     "LEASE_EXPIRED",
     "MISSING",
     "NOT_READY",
+    "NO_SPACE",
     "TRANSFER_S",
     "MooncakeDistributedStore",
     "ReplicateConfig",
