@@ -34,6 +34,9 @@ class Capabilities:
     loopback_only
         Every port that the process opens is on loopback unless an option says otherwise. Some vendors' engines listen on all
         interfaces; behind them a firewall is the operator's part.
+    hardened_ports
+        Whatever arrives on any port of the process does no harm. Without it that holds for our own control port, but the
+        vendor's engine opens ports of its own that do not bear it.
     """
 
     cross_process: bool = True
@@ -46,6 +49,7 @@ class Capabilities:
     device_memory: bool = False
     bounded: bool = True
     loopback_only: bool = True
+    hardened_ports: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from omni_connector_contract_tests.harness.ends import End, Ends
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
 from omni_connector_contract_tests.harness.probes import LeakProbe
-from omni_connector_contract_tests.suite.base import ContractTests, requires
+from omni_connector_contract_tests.suite.base import ContractTests, requires, without
 from omni_connector_core import OmniConnectorError
 
 __all__ = ["TestHostileBytes", "TestLeaks"]
@@ -96,9 +97,22 @@ class _Bomb:
 class TestHostileBytes(ContractTests):
     """Whatever arrives on a control socket: nothing is run, nothing dies, nothing leaks, the next transfer works."""
 
+    @requires("hardened_ports")
     def test_random_and_hostile_bytes_on_every_socket_do_nothing(self, ends: Ends, tmp_path: Path) -> None:
         ends.producer.put("k", Bulk(100_000, seed=1))
         ends.consumer.get_fingerprint("k")
+        self._withstand(ends, tmp_path, [place for end in (ends.producer, ends.consumer) for place in _listening(end)])
+
+    @without("hardened_ports")
+    def test_random_and_hostile_bytes_on_the_control_port_do_nothing(self, ends: Ends, tmp_path: Path) -> None:
+        metadata = ends.producer.put("k", Bulk(100_000, seed=1))
+        ends.consumer.get_fingerprint("k", metadata)
+        told = {port for text in map(str, metadata["at"].values()) for port in re.findall(r":(\d+)$", text)}
+        control = [place for place in _listening(ends.producer) if str(place[2][-1]) in told]
+        assert control, "the metadata tells no control port"
+        self._withstand(ends, tmp_path, control)
+
+    def _withstand(self, ends: Ends, tmp_path: Path, sockets: list[tuple[int, int, Any]]) -> None:
         marker = tmp_path / "executed"
         noise = random.Random(7)
         messages = [
@@ -111,7 +125,6 @@ class TestHostileBytes(ContractTests):
             b"\x81" * 100_000,
             *(noise.randbytes(noise.randrange(1, 3000)) for _ in range(20)),
         ]
-        sockets = [place for end in (ends.producer, ends.consumer) for place in _listening(end)]
         probe = LeakProbe(ends.peers)
         for family, kind, address in sockets:
             for message in messages:
@@ -124,8 +137,8 @@ class TestHostileBytes(ContractTests):
         probe.check()
 
 
-def _listening(end: End) -> list[tuple[int, int, object]]:
-    found: list[tuple[int, int, object]] = []
+def _listening(end: End) -> list[tuple[int, int, Any]]:
+    found: list[tuple[int, int, Any]] = []
     for connection in psutil.Process(end.peer.pid).net_connections("all"):
         address: Any = connection.laddr
         if connection.family == socket.AF_UNIX:

@@ -16,7 +16,7 @@ def omni_connector_backend() -> BackendSpec:
         summary="UCX through NIXL: the consumer reads the producer's memory, over shared memory, TCP or InfiniBand",
         transport="omni_connector_nixl.transport:NixlTransport",
         options="omni_connector_nixl.options:NixlOptions",
-        capabilities=Capabilities(cross_host=True, direct_get_into=True),
+        capabilities=Capabilities(cross_host=True, direct_get_into=True, hardened_ports=False),
         install="pip install omni-connector-nixl && pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1",
         sdk="nixl",
         drop_in=DropIn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.onesided import Engine, OneSidedTransport
 from omni_connector_nixl.engine import NixlEngine
 from omni_connector_nixl.options import NixlOptions
@@ -14,6 +15,7 @@ __all__ = ["NixlTransport"]
 class NixlTransport(OneSidedTransport):
     """Frames over NIXL: the consumer reads, by shared memory on one host, else by TCP or InfiniBand."""
 
+    capabilities = Capabilities(cross_host=True, direct_get_into=True, hardened_ports=False)
     options: NixlOptions
 
     def engine_options(self) -> Hashable:
