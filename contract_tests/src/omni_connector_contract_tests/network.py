@@ -204,7 +204,7 @@ def fill(acting: Acting) -> int:
         count += 1
     count -= acting.kept["filler"].cleanup(f"filler{count - 1}")
     acting.kept["filled"] = count
-    return int(count)
+    return count
 
 
 def look_at_filler(acting: Acting) -> list[int]:

@@ -98,7 +98,7 @@ class AscendEngine(Engine):
         """Undo `register`."""
         self._engine.unregister_memory(address)
 
-    def endpoint(self) -> bytes:
+    def endpoint(self, address: int) -> bytes:
         """Return the engine's address."""
         return self._address.encode()
 
