@@ -202,7 +202,7 @@ def fill(acting: Acting) -> int:
         except CapacityError:
             break
         count += 1
-    count -= acting.kept["filler"].cleanup(f"filler{count - 1}")
+    count -= int(acting.kept["filler"].cleanup(f"filler{count - 1}"))
     acting.kept["filled"] = count
     return count
 
