@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from omni_connector_contract_tests.harness.eventually import WITHIN_SECONDS_S, eventually
-from omni_connector_contract_tests.harness.peers import Peers
+from omni_connector_contract_tests.harness.peers import PeerGoneError, Peers
 from omni_connector_contract_tests.harness.worker import Run
 
 __all__ = ["FileProbe", "Held", "LeakProbe", "check_gone", "files_of", "held"]
@@ -101,7 +102,11 @@ class LeakProbe:
         request = Run(None, held, (), {"collect": collect})
         by_pid = {peer.pid: peer for peer in self._peers.alive().values()}
         asked = {pid: peer.start(request) for pid, peer in by_pid.items()}
-        return {pid: pending.result() for pid, pending in asked.items()}
+        found = {}
+        for pid, pending in asked.items():
+            with contextlib.suppress(PeerGoneError):  # it was just ending
+                found[pid] = pending.result()
+        return found
 
     def left_behind(self, *, collect: bool = True) -> list[str]:
         """Say what is there now that was not there before."""

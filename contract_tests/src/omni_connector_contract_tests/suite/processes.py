@@ -73,6 +73,8 @@ class TestDeath(ContractTests):
         if not ends.backend.capabilities.outlives_producer:
             with pytest.raises(PeerLostError):  # now the consumer knows
                 ends.consumer.get("other", producer=Producer(1, 0))
+        with pytest.raises(TransferTimeoutError):
+            ends.consumer.get("nothing", timeout=0.3)
         assert not waiting.done()
         ends.producer.put("k", "payload")
         assert waiting.result() == "payload"
