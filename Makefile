@@ -7,11 +7,13 @@ SHELL      := /bin/bash
 PYTHON     ?= python3
 VENV       := .venv
 BIN        := $(VENV)/bin
-MEMBERS    := omni_connector_core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) contract_tests serve
+MEMBERS     = omni_connector_core $(addprefix plugins/,$(PLUGINS)) contract_tests serve
 PROJECTS   := pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS)) requirements/sdk.txt requirements/sdk-nodeps.txt
 READY      := $(VENV)/.ready
 CONNECTOR  ?= shared_memory
 PART       ?=
+PLUGINS    := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+BACKENDS   ?= memory $(PLUGINS)
 PARTS      := core suite plugins serve contract repo vllm
 PYTEST     := $(BIN)/python -m pytest
 
@@ -43,25 +45,28 @@ demo: setup
 test: setup
 	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; $(MAKE) --no-print-directory test-$$part || exit 1; done
 
+# Real daemons, kills and deadlines on a machine that may be busy: what failed is run once more, alone. A fault fails again.
+define pytest
+	@$(1) $(2) || { echo "== once more, what failed"; $(1) $(2) --last-failed --last-failed-no-failures none; }
+endef
+
 test-core:
-	@$(PYTEST) omni_connector_core/tests
+	$(call pytest,$(PYTEST),omni_connector_core/tests)
 test-suite:
-	@$(PYTEST) contract_tests/tests
-test-plugins:
-	@for tests in plugins/*/tests; do $(PYTEST) $$tests || exit 1; done
+	$(call pytest,$(PYTEST),contract_tests/tests)
+test-plugins: $(addprefix test-plugin-,$(PLUGINS))
+test-plugin-%:
+	$(call pytest,$(PYTEST),plugins/$*/tests)
 test-serve:
-	@$(PYTEST) serve/tests --ignore serve/tests/vllm
+	$(call pytest,$(PYTEST),serve/tests --ignore serve/tests/vllm)
 test-repo:
-	@$(PYTEST) tests
-BACKENDS ?= memory $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-test-contract:
+	$(call pytest,$(PYTEST),tests)
+test-contract: $(addprefix test-contract-,$(BACKENDS))
+test-contract-%:
 	@mkdir -p build/contract
-	@for backend in $(BACKENDS); do \
-	  echo "== contract suite: $$backend"; \
-	  $(PYTEST) --pyargs omni_connector_contract_tests --connector $$backend --contract-json build/contract/$$backend.json || exit 1; \
-	done
+	$(call pytest,$(PYTEST),--pyargs omni_connector_contract_tests --connector $* --contract-json build/contract/$*.json)
 test-vllm: vllm-env
-	@.venv-vllm/bin/python -m pytest serve/tests/vllm -p no:cacheprovider
+	$(call pytest,.venv-vllm/bin/python -m pytest,serve/tests/vllm)
 
 vllm-env:
 	@serve/tests/vllm/make_env.sh
