@@ -47,6 +47,7 @@ def test_tensor_parallel_to_pipeline_parallel_to_one(serve: Callable[..., Any]) 
                 "stages.1.devices": "4,5",
             },
             id="tp2-to-ulysses2",
+            marks=pytest.mark.xfail(reason="the audio differs from one process: open in issue 6", strict=False),
         ),
     ],
 )
