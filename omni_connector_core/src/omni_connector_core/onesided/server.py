@@ -9,6 +9,7 @@ A consumer that says nothing for `LEASE_S` while it holds claims or waits is dea
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import math
@@ -141,6 +142,9 @@ class ControlServer:
         sweep()
         self._thread = threading.Thread(target=self._run, name="omni-control", daemon=True)
         self._thread.start()
+        # a daemon thread that the interpreter ends in the middle of an engine's C++ code takes the process down with it
+        self._pid = os.getpid()
+        atexit.register(self._end)
 
     def _bind(self, host: str, port: int) -> None:
         give_up = Deadline(_REBIND_S)  # ZMQ lets go of a port some time after the socket on it was closed
@@ -176,11 +180,16 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop the thread and close the socket."""
-        with self._bell_lock:
-            self._running = False
-            os.eventfd_write(self._bell, 1)
-        self._thread.join()
+        atexit.unregister(self._end)
+        self._end()
         os.close(self._bell)
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:
+            with self._bell_lock:
+                self._running = False
+                os.eventfd_write(self._bell, 1)
+            self._thread.join()
 
     def _ring(self) -> None:
         if threading.get_ident() != self._thread.ident:
