@@ -142,7 +142,7 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
             for pending in [consumer.start("get", f"warm{n}") for n in range(CALLS_AT_ONCE)]:
                 pending.result()
             if has_torch():  # whose first use starts threads that stay
-                producer.put("warm", Bulk(1 << 20, kind="tensor"))
+                producer.put("warm", Bulk(200_000, kind="tensor"))
                 consumer.get_fingerprint("warm")
             for end in (producer, consumer):
                 # many at once: an engine's pool of connections grows with the calls in flight, and keeps them
