@@ -102,7 +102,7 @@ def test_full_payload(serve: Callable[..., Any], carriers: dict[str, Carrier]) -
         assert_carries(server, carriers, "three")
 
 
-# seen to pass over mooncake_te + nixl and to lose a chunk over yuanrong + mooncake_store on a machine at load 80
+# passed over mooncake_te + nixl; wrong audio once over yuanrong + mooncake_store, on a machine at load 80, cause not found
 @pytest.mark.xfail(reason="not proven over every pair of backends: open in issue 6", strict=False)
 def test_chunks_and_a_service_that_dies_and_comes_back(serve: Callable[..., Any], carriers: dict[str, Carrier]) -> None:
     with three_stages(serve, carriers, async_chunk=True) as server:
