@@ -81,7 +81,9 @@ lint: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@$(BIN)/python -m omni_connector_contract_tests.bench
+	@for plugin in $(PLUGINS); do echo "== bench: $$plugin"; script=plugins/$$plugin/bench/bench_$$plugin.py; \
+	 $(BIN)/python -m omni_connector_contract_tests.bench --connector $$plugin $$([ ! -f $$script ] || echo --against $$script) \
+	 || exit 1; done
 
 bench-vllm: vllm-env
 	@.venv-vllm/bin/python serve/bench_vllm.py

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omni_connector_core.services import DaemonSpec, Service, ServiceError, free_ports
+from omni_connector_core.services import DaemonSpec, Service, ServiceError, free_ports, start_with
 
 ECHO = """
 import socket, sys
@@ -151,3 +151,14 @@ def test_a_daemon_dies_with_a_killed_owner(tmp_path: Path) -> None:
         assert psutil.pid_exists(pid)
         owner.send_signal(signal.SIGKILL)
     assert gone(pid)
+
+
+def test_settings_from_a_command_line_reach_the_start():
+    def start(*, mode="client", ports=None, size="1GiB"):
+        return mode, ports, size
+
+    assert start_with(start, ["mode=shared", "ports=[1, 2]", "size=2GiB"]) == ("shared", [1, 2], "2GiB")
+    assert start_with(start, []) == ("client", None, "1GiB")
+    for unknown in ("mod=shared", "mode"):
+        with pytest.raises(ServiceError, match=r"is no setting of this service; it has mode=, ports=, size="):
+            start_with(start, [unknown])

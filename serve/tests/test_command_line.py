@@ -143,8 +143,8 @@ def test_services_run_until_a_signal(tmp_path: Path, number: signal.Signals) -> 
         "daemonic",
         "from omni_connector_core import BackendSpec, Capabilities, hookimpl\n"
         "from omni_connector_core.services import DaemonSpec, Service\n"
-        "def start():\n"
-        "    service = Service('daemonic').offer(master='127.0.0.1:1')\n"
+        "def start(*, master='127.0.0.1:1'):\n"
+        "    service = Service('daemonic').offer(master=master)\n"
         "    service.launch(DaemonSpec(name='sleeper', argv=['sleep', '1000'], ready=lambda: True))\n"
         "    return service\n"
         "@hookimpl\n"
@@ -153,11 +153,11 @@ def test_services_run_until_a_signal(tmp_path: Path, number: signal.Signals) -> 
         "                       install='', service='daemonic_plugin:start')\n",
     )
     env = {**os.environ, "PYTHONPATH": path}
-    command = [*COMMAND, "services", "up", "daemonic", "--json"]
+    command = [*COMMAND, "services", "up", "daemonic", "--set", "master=127.0.0.1:2", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
     described = json.loads(process.stdout.readline())
-    assert described["config"] == {"master": "127.0.0.1:1"}
+    assert described["config"] == {"master": "127.0.0.1:2"}
     pid = described["daemons"]["sleeper"]["pid"]
     assert alive(pid)
     process.send_signal(number)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from omni_connector_contract_tests.harness.backend import Backend, read_config
+from omni_connector_contract_tests.harness.backend import Backend, read_config, running
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import limit_patience
 from omni_connector_contract_tests.harness.payloads import Bulk, has_torch
@@ -36,6 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("auto", "on", "off"),
         default="auto",
         help="start the daemons that the backend's plugin names (auto: unless a config is given)",
+    )
+    group.addoption(
+        "--service-setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of those daemons, as mode=shared; may be repeated",
     )
     group.addoption("--level", type=int, default=4, metavar="N", help="run the contract up to level N (1 to 4)")
     group.addoption("--contract-json", metavar="FILE", type=Path, help="write the results as JSON")
@@ -91,17 +97,11 @@ def connector_backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
     if name is None:
         pytest.fail("name the backend: --connector NAME, or define the fixture connector_backend", pytrace=False)
     path: Path | None = pytestconfig.getoption("connector_config")
-    wanted: str = pytestconfig.getoption("connector_service")
-    config: dict[str, Any] = {} if path is None else read_config(path)
-    spec = plugin_manager.spec(name)
-    start = spec.load_service()
-    if start is None or wanted == "off" or (wanted == "auto" and path is not None):
-        if start is None and wanted == "on":
-            pytest.fail(f"the plugin of {name} names no service to start", pytrace=False)
-        yield Backend(name, config, spec)
-        return
-    with start() as service:
-        yield Backend(name, {**service.config(), **config}, spec)
+    service = {"auto": None, "on": True, "off": False}[pytestconfig.getoption("connector_service")]
+    settings: list[str] = pytestconfig.getoption("service_setting")
+    config = None if path is None else read_config(path)
+    with running(name, config, service=service, settings=settings) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")

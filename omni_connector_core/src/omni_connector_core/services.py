@@ -15,6 +15,8 @@ short enough for unix sockets and is removed by :meth:`Service.stop`.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import os
 import random
 import shutil
@@ -31,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Daemon", "DaemonSpec", "Service", "ServiceError", "free_ports"]
+__all__ = ["Daemon", "DaemonSpec", "Service", "ServiceError", "free_ports", "start_with"]
 
 # Below the kernel's ephemeral range (32768 and up): no outgoing connection of anybody is given one of these.
 _PORTS = range(20000, 32768)
@@ -299,3 +301,31 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def start_with(start: Callable[..., Service], settings: Sequence[str]) -> Service:
+    """Start a service with settings from a command line.
+
+    Parameters
+    ----------
+    start
+        What the plugin names.
+    settings
+        Each ``name=value``: an argument of `start`, its value in JSON or a plain word.
+
+    Raises
+    ------
+    ServiceError
+        There is no such setting.
+    """
+    known = list(inspect.signature(start).parameters)
+    arguments: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or name not in known:
+            raise ServiceError(f"{setting!r} is no setting of this service; it has {', '.join(f'{k}=' for k in known)}")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return start(**arguments)

@@ -1,4 +1,4 @@
-"""vLLM-Omni's own SharedMemoryConnector, measured in the same way.
+"""vLLM-Omni's own connectors, and its SharedMemoryConnector measured as ours are.
 
 It runs from the files of its wheel. Where vLLM itself is not installed its modules cannot be imported whole; then the
 connector's file, its base class, its serialiser and the functions that read and write shared memory are loaded from the wheel
@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from omni_connector_contract_tests.bench.one_way import PATIENCE_S, OneWay, get_
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.worker import Run
 
-__all__ = ["VERSION", "fetch", "measure_upstream"]
+__all__ = ["VERSION", "fetch", "load", "measure_upstream"]
 
 VERSION = "0.30.0"
-CONNECTOR = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
+CONNECTORS = "vllm_omni.distributed.omni_connectors.connectors"
 
 
 def fetch(folder: Path) -> Path:
@@ -78,15 +79,28 @@ def _get_all(folder: Path, prefix: str, rounds: int, nbytes: int) -> list[float]
     return get_loop(rounds, nbytes, get=get)
 
 
-def _connector(folder: Path) -> Any:
+def load(folder: Path, connector: str, **stand_ins: Mapping[str, Any]) -> Any:
+    """Import a connector's module from the wheel.
+
+    Parameters
+    ----------
+    connector
+        The module's name among vLLM-Omni's connectors.
+    stand_ins
+        By module (``__`` for a dot): attributes of modules of vLLM that it imports, for where vLLM is not installed.
+    """
     if find_spec("vllm") is None:
-        _stand_in(folder)
+        _stand_in(folder, {name.replace("__", "."): attributes for name, attributes in stand_ins.items()})
     else:
         sys.path.insert(0, str(folder))
-    return importlib.import_module(CONNECTOR).SharedMemoryConnector({"stage_id": 0})
+    return importlib.import_module(f"{CONNECTORS}.{connector}")
 
 
-def _stand_in(folder: Path) -> None:
+def _connector(folder: Path) -> Any:
+    return load(folder, "shm_connector").SharedMemoryConnector({"stage_id": 0})
+
+
+def _stand_in(folder: Path, stand_ins: Mapping[str, Mapping[str, Any]]) -> None:
     for name in (
         "vllm_omni",
         "vllm_omni.entrypoints",
@@ -98,12 +112,13 @@ def _stand_in(folder: Path) -> None:
         package = types.ModuleType(name)
         package.__path__ = [str(folder.joinpath(*name.split(".")))]  # its modules are found, its __init__ is not run
         sys.modules[name] = package
-    unused: dict[str, dict[str, Any]] = {
+    unused: dict[str, Mapping[str, Any]] = {
         "vllm": {},
         "vllm.outputs": {"CompletionOutput": type("CompletionOutput", (), {}), "RequestOutput": type("R", (), {})},
         "vllm_omni.config": {},
         "vllm_omni.config.yaml_util": {"to_dict": dict},
         "vllm_omni.platforms": {"current_omni_platform": None},
+        **stand_ins,
     }
     for name, attributes in unused.items():
         module = types.ModuleType(name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omni_connector_core import BackendSpec, Capabilities, plugin_manager
+from omni_connector_core.services import ServiceError, start_with
 
-__all__ = ["Backend", "read_config"]
+__all__ = ["Backend", "read_config", "running"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,41 @@ class Backend:
     def capabilities(self) -> Capabilities:
         """What the plugin claims."""
         return self.describe().capabilities
+
+
+@contextmanager
+def running(
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    service: bool | None = None,
+    settings: Sequence[str] = (),
+) -> Iterator[Backend]:
+    """Yield an installed backend, its daemons running for as long.
+
+    Parameters
+    ----------
+    config
+        Its options, on top of those by which it finds its daemons.
+    service
+        Whether to start the daemons that its plugin names; None: if it names any, and no config is given.
+    settings
+        For its daemons, ``name=value`` each.
+
+    Raises
+    ------
+    ServiceError
+        The daemons do not start, or the plugin names none.
+    """
+    spec = plugin_manager.spec(name)
+    start = spec.load_service()
+    if start is None and (service or settings):
+        raise ServiceError(f"the plugin of {name} names no service to start")
+    if start is None or service is False or (service is None and config is not None and not settings):
+        yield Backend(name, config or {}, spec)
+        return
+    with start_with(start, settings) as daemons:
+        yield Backend(name, {**daemons.config(), **(config or {})}, spec)
 
 
 def read_config(path: Path) -> dict[str, Any]:

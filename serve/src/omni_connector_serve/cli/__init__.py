@@ -93,12 +93,15 @@ def new(
 @services.command()
 def up(
     name: Annotated[str, typer.Argument(help="The backend.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the service, as mode=shared.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start a backend's daemons, print the config that reaches them, and stop them on Ctrl-C."""
     from omni_connector_serve.cli.services import run
 
-    run(name, as_json=json)
+    run(name, settings or (), as_json=json)
 
 
 def main() -> None:

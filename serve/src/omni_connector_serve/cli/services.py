@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Sequence
 
 import typer
 import yaml
 
 from omni_connector_core import plugin_manager
-from omni_connector_core.services import ServiceError
+from omni_connector_core.services import ServiceError, start_with
 
 _LOOK_S = 1.0
 
 
-def run(name: str, *, as_json: bool) -> None:
+def run(name: str, settings: Sequence[str], *, as_json: bool) -> None:
     """Run the daemons of a backend until SIGINT or SIGTERM."""
     start = plugin_manager.spec(name).load_service()
     if start is None:
@@ -25,7 +26,7 @@ def run(name: str, *, as_json: bool) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with start() as service:
+    with start_with(start, settings) as service:
         if as_json:
             typer.echo(json.dumps(service.describe()))
         else:
