@@ -44,21 +44,26 @@ def test_the_code_in_the_documentation_runs(code: str, tmp_path: Path) -> None:
 
 
 def deploy_files() -> list[object]:
-    """Every yaml block that names a connector; one without stages is completed with two."""
+    """Every yaml block that names a connector; one without stages is completed with two, for each of its connectors."""
     found = []
     for page in PAGES:
         for number, text in enumerate(YAML.findall(page.read_text())):
             document = yaml.safe_load(text)
             if isinstance(document, dict) and {"connector", "connectors"} & document.keys():
-                if "stages" not in document:
-                    sides = (
-                        {}
-                        if "connector" in document
-                        else {"output_connectors": {"to_stage_1": next(iter(document["connectors"]))}}
-                    )
-                    document |= {"stages": [{"stage_id": 0, **sides}, {"stage_id": 1}], "edges": [{"from": 0, "to": 1}]}
-                found.append(pytest.param(document, id=f"{page.relative_to(ROOT)}-{number}"))
+                for name, complete in completed(document).items():
+                    found.append(pytest.param(complete, id=f"{page.relative_to(ROOT)}-{number}{name}"))
     return found
+
+
+def completed(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    if "stages" in document:
+        return {"": document}
+    edges = {"edges": [{"from": 0, "to": 1}]}
+    sides = {f"-{name}": {"output_connectors": {"to_stage_1": name}} for name in document.get("connectors", ())}
+    return {
+        name: {**document, **edges, "stages": [{"stage_id": 0, **side}, {"stage_id": 1}]}
+        for name, side in (sides or {"": {}}).items()
+    }
 
 
 @pytest.mark.parametrize("document", deploy_files())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the KV pipeline through vllm-omni's Python API (its chat endpoint ends in an error of its own with KV transfer).
 
-    python kv_client.py DEPLOY MODEL
+    python kv_client.py DEPLOY MODEL PROMPT...
 
-Prints one line of JSON per output that has audio: {"prompt", "frames", "sha256"}.
+Prints one line of JSON per prompt: {"prompt", "seconds"} and {"frames", "sha256"} of its audio or {"error"}.
 """
 
 from __future__ import annotations
@@ -11,24 +11,34 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
+from typing import Any
 
 
-def main(deploy: str, model: str) -> None:
+def main(deploy: str, model: str, *texts: str) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()  # the command line does this while it parses its arguments; the Python API does not
     from vllm_omni import Omni
 
     omni = Omni(model=model, deploy_config=deploy)
-    for number in range(2):
-        prompt = f"<|im_start|>user\nhello {number}<|im_end|>\n<|im_start|>assistant\n"
-        for output in omni.generate([{"prompt": prompt}], use_tqdm=False):
-            if output.final_output_type == "audio":
-                [audio] = [value for value in output.multimodal_output.values() if hasattr(value, "numpy")]
-                samples = audio.float().cpu().numpy()
-                digest = hashlib.sha256(samples.tobytes()).hexdigest()[:16]
-                print(json.dumps({"prompt": number, "frames": samples.size, "sha256": digest}), flush=True)
+    for text in texts:
+        start = time.monotonic()
+        try:
+            report = audio_of(omni, f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        except RuntimeError as error:
+            report = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"prompt": text, "seconds": time.monotonic() - start, **report}), flush=True)
     omni.close()
+
+
+def audio_of(omni: Any, prompt: str) -> dict[str, Any]:
+    for output in omni.generate([{"prompt": prompt}], use_tqdm=False):
+        if output.final_output_type == "audio":
+            [audio] = [value for value in output.multimodal_output.values() if hasattr(value, "numpy")]
+            samples = audio.float().cpu().numpy()
+            return {"frames": samples.size, "sha256": hashlib.sha256(samples.tobytes()).hexdigest()[:16]}
+    return {"error": "no audio"}
 
 
 if __name__ == "__main__":

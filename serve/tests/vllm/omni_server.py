@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+import vllm_omni
 import yaml
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
 DEPLOYS = Path(__file__).parent / "deploy"
+UPSTREAM_DEPLOYS = Path(vllm_omni.__file__).parent / "deploy"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -45,7 +47,7 @@ AUDIO = {
     "two chunks": ("cf72a87d28dbd3a0", "080176a079747721"),
     "three": ("d6404dc84180ebb0", "6dc93a7a4b9d68f2"),
     "three chunks": ("34f537bb596d0a7e", "256124e844073418"),
-    "kv": ("eee045a3eae68c4a", "b98e19db531f84b5"),
+    "kv": ("29b11f78d6febb0f", "41f249841ff6b0bd"),
 }
 """Hashes of the audio of "hello 0" and "hello 1", by deploy file, measured with vLLM-Omni's own SharedMemoryConnector."""
 
@@ -80,7 +82,9 @@ class Reply:
 _MOVES = (("producer", "puts"), ("consumer", "gets"))
 
 
-def write_deploy(path: Path, base: str, changes: Mapping[str, Any] | None = None) -> Path:
+def write_deploy(
+    path: Path, base: str, changes: Mapping[str, Any] | None = None, *, upstream: str | None = None
+) -> Path:
     """Write a deploy file made from one in ``deploy/``.
 
     Parameters
@@ -91,16 +95,33 @@ def write_deploy(path: Path, base: str, changes: Mapping[str, Any] | None = None
         Name of a file in ``deploy/``, without its suffix.
     changes
         Dotted path -> value; a number selects a stage: ``{"async_chunk": True, "stages.0.devices": "1"}``.
+    upstream
+        Name of a deploy file that vllm-omni brings: its connectors, and who uses them, are taken in place of ours.
     """
     deploy = yaml.safe_load((DEPLOYS / f"{base}.yaml").read_text())
+    if upstream is not None:
+        deploy = _on_cpu(yaml.safe_load((UPSTREAM_DEPLOYS / f"{upstream}.yaml").read_text()), deploy)
     for dotted, value in (changes or {}).items():
         *parents, last = dotted.split(".")
         node = deploy
         for name in parents:
             node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
         node[last] = value
+    # Starting stages wait for each other where they have a device in common, also those of another server.
+    first = 8 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for stage in deploy["stages"]:
+        stage["devices"] = ",".join(str(first + int(device)) for device in stage["devices"].split(","))
     path.write_text(yaml.safe_dump(deploy, sort_keys=False))
     return path
+
+
+def _on_cpu(upstream: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """One of vllm-omni's deploy files, with our pipeline and what a stage needs on a CPU; its connectors stay as they are."""
+    stages = [
+        {**theirs, **{name: value for name, value in mine.items() if not name.endswith("_connectors")}}
+        for theirs, mine in zip(upstream["stages"], ours["stages"], strict=True)
+    ]
+    return {**ours, "async_chunk": upstream["async_chunk"], "connectors": upstream["connectors"], "stages": stages}
 
 
 def free_port() -> int:
@@ -314,7 +335,9 @@ class Server:
         """
         ends = [(backend, edge, *what) for edge, backend in edges.items() for what in _MOVES]
         before = {end: self.stats(*end[:3])[end[3]] for end in ends}
-        assert [self.chat(f"hello {number}").sha256 for number in range(2)] == list(AUDIO[audio])
+        replies = [self.chat(f"hello {number}") for number in range(2)]
+        assert [reply.error for reply in replies] == ["", ""]
+        assert [reply.sha256 for reply in replies] == list(AUDIO[audio])
         for end in ends:
             wait_until(
                 lambda end=end: self.stats(*end[:3])[end[3]] >= before[end] + 2,
@@ -325,7 +348,7 @@ class Server:
 
     def assert_memory_returns(self, edge: str, backend: str) -> None:
         """Everything that was put gets read or dropped."""
-        wait_until(lambda: not self.stats(backend, edge, "producer")["pending"], 20, "unread payloads stay")
+        wait_until(lambda: not self.stats(backend, edge, "producer")["pending"], 60, "unread payloads stay")
 
     @contextlib.contextmanager
     def request(self, text: str, *, timeout: float = 120.0, **body: Any) -> Iterator[http.client.HTTPConnection]:

@@ -5,25 +5,46 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from omni_server import wait_until
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm_omni.core.sched.omni_scheduling_coordinator import OmniSchedulingCoordinator
 from vllm_omni.data_entry_keys import CodesStruct, HiddenStatesStruct, MetaStruct, OmniPayloadStruct
-from vllm_omni.distributed.omni_connectors.kv_transfer_manager import KVCacheTransferData
+from vllm_omni.distributed.omni_connectors.kv_transfer_manager import (
+    KVCacheTransferData,
+    OmniKVCacheConfig,
+    OmniKVTransferManager,
+)
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
+from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
 
-from omni_connector_core import ConfigError, OptionError, PluginError, UnknownBackendError
+from omni_connector_core import (
+    BackendUnavailableError,
+    ConfigError,
+    Edge,
+    OmniConnector,
+    OptionError,
+    PluginError,
+    ProducerFailedError,
+    Role,
+    TransferTimeoutError,
+    UnknownBackendError,
+)
 from omni_connector_core.services import free_ports
 from omni_connector_serve.vllm_omni import backends, deployment, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
 from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
+from omni_connector_serve.vllm_omni.plugin import register
 
 Make = Callable[..., ConnectorAdapter]
 
@@ -188,6 +209,72 @@ def test_lost_payload_is_false_is_logged_once_and_its_key_is_not_given_to_anothe
     for text in ("request=req-1 ", "edge=0->1 ", "key=req-1_0_3 ", "EncodeError", "payload['not']"):
         assert text in put
     assert "ProducerFailedError" in get
+
+
+class Runner(OmniConnectorModelRunnerMixin):
+    """As much of a worker as polls for full payloads."""
+
+    def __init__(self, connector: ConnectorAdapter) -> None:
+        self.connector_of_mine = connector
+        self._synchronous_payload_transport = False
+        self._request_ids_mapping = {"internal": "r", "other": "r_0"}
+        self._local_request_metadata: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def polls(self, key: str) -> Any:
+        return self.connector_of_mine.get("0", "1", key)
+
+
+def test_a_lost_full_payload_reaches_the_scheduler_and_fails_its_request(
+    make: Make, errors: Callable[[], list[str]]
+) -> None:
+    register()
+    sender, runner = make(0), Runner(make(1))
+    sender.put("0", "1", "r_0_0", {"not": object()})
+    wait_until(lambda: runner.polls("r_0_0") or runner._local_request_metadata, 10, "the worker does not tell")
+    assert list(runner._local_request_metadata) == ["internal"]
+
+    now = time.monotonic()
+    coordinator = OmniSchedulingCoordinator(stage_id=1)
+    coordinator._waiting_since = {"internal": now, "other": now}
+    coordinator.update_request_metadata({}, runner._local_request_metadata, model_mode="generation")
+    assert coordinator.collect_timed_out_request_ids(600) == {"internal"}
+    assert len([line for line in errors() if "gave up: request=r " in line]) == 1
+
+
+def test_a_lost_kv_cache_ends_the_wait_and_fails_the_request(make: Make) -> None:
+    register()
+    receiver = make(None)
+    settings = {"type": "shared_memory", "stage_id": 1}
+    manager = OmniKVTransferManager(
+        OmniKVCacheConfig(
+            settings, from_stage="0", to_stage="1", stage_id=1, engine_input_source=[0], need_recv_cache=True
+        )
+    )
+    manager._connector = receiver
+    key = "omni_0_to_1_kv_cache_r"
+    make(0).put("0", "1", key, {"not": object()})
+    start = time.monotonic()
+    with pytest.raises(TransferTimeoutError, match="the KV cache of request r has not come"):
+        manager.receive_multi_kv_cache_distributed(SimpleNamespace(request_id="r"))
+    assert time.monotonic() - start < manager.config.recv_timeout / 3
+
+
+def test_consumers_are_told_of_a_loss_as_soon_as_they_can_be(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = make(0), make(1)
+    fail, refusals = OmniConnector.fail, iter([BackendUnavailableError("away")] * 2)
+
+    def refuse(self: OmniConnector, *args: Any, **kwargs: Any) -> None:
+        for refusal in refusals:
+            raise refusal
+        fail(self, *args, **kwargs)
+
+    monkeypatch.setattr(OmniConnector, "fail", refuse)
+    sender.put("0", "1", "r_0_0", {"not": object()})
+    consumer = receiver._open(Edge("0", "1"), Role.CONSUMER).connector
+    with pytest.raises(ProducerFailedError, match="put failed"):
+        consumer.get("r_0_0", timeout=10)
+    wait_until(lambda: "omni-connector-lost" not in {t.name for t in threading.enumerate()}, 10, "a thread stays")
 
 
 def test_a_poll_loop_logs_a_failure_once_and_never_raises(make: Make, errors: Callable[[], list[str]]) -> None:

@@ -21,9 +21,10 @@ from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Server, wait_until
 from omni_connector_core import plugin_manager
 from omni_connector_core.services import Service
 
-PUT_TIMEOUT_S = 5.0
+# Daemons and stages share two cores: what is slow for a few seconds is not lost.
+PATIENCE_S = 10.0
 # The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
-TTL_S = 10
+TTL_S = 20
 # SDKs that do not bear others beside them in a process (see make_env.sh).
 APART = Path(sys.prefix) / "apart"
 _ALWAYS = frozenset({"puts", "gets", "put_bytes", "get_bytes", "pending", "bytes_held", "expired"})
@@ -53,7 +54,7 @@ class Carrier:
     def connector(self) -> dict[str, Any]:
         """Its entry in a deploy file."""
         options = {} if self.service is None else self.service.config()
-        return {"name": self.backend, "extra": {"timeout_s": PUT_TIMEOUT_S, "ttl_s": TTL_S, **options}}
+        return {"name": self.backend, "extra": {"timeout_s": PATIENCE_S, "ttl_s": TTL_S, **options}}
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="+".join)
@@ -86,36 +87,34 @@ def three_stages(serve: Callable[..., Any], carriers: dict[str, Carrier], *, asy
         yield server
 
 
-def assert_carries(server: Server, carriers: dict[str, Carrier], audio: str) -> None:
-    """The audio is right, the memory comes back, and no transfer failed, not even one that was tried again."""
-    edges = {edge: carrier.backend for edge, carrier in carriers.items()}
+def assert_carries(server: Server, edges: dict[str, str], audio: str) -> None:
+    """The audio is right, and no transfer failed, not even one that was tried again."""
     server.assert_serves(audio, edges)
     for edge, backend in edges.items():
-        server.assert_memory_returns(edge, backend)
         for role in ("producer", "consumer"):
             counters = server.stats(backend, edge, role)
             assert {name: count for name, count in counters.items() if name not in _ALWAYS} == {}
 
 
-def test_full_payload(serve: Callable[..., Any], carriers: dict[str, Carrier]) -> None:
-    with three_stages(serve, carriers, async_chunk=False) as server:
-        assert_carries(server, carriers, "three")
-
-
-# passed over mooncake_te + nixl; wrong audio once over yuanrong + mooncake_store, on a machine at load 80, cause not found
-@pytest.mark.xfail(reason="not proven over every pair of backends: open in issue 6", strict=False)
-def test_chunks_and_a_service_that_dies_and_comes_back(serve: Callable[..., Any], carriers: dict[str, Carrier]) -> None:
-    with three_stages(serve, carriers, async_chunk=True) as server:
-        assert_carries(server, carriers, "three chunks")
+@pytest.mark.parametrize(
+    ("async_chunk", "audio"),
+    [pytest.param(False, "three", id="full payload"), pytest.param(True, "three chunks", id="chunks")],
+)
+def test_serves_and_outlives_its_services(
+    serve: Callable[..., Any], carriers: dict[str, Carrier], async_chunk: bool, audio: str
+) -> None:
+    edges = {edge: carrier.backend for edge, carrier in carriers.items()}
+    with three_stages(serve, carriers, async_chunk=async_chunk) as server:
+        assert_carries(server, edges, audio)
         for service in {carrier.service for carrier in carriers.values()} - {None}:
             assert service is not None
             for daemon in service.daemons.values():
                 daemon.kill()
             reply = server.chat("hello 0")
             assert reply.status == HTTPStatus.INTERNAL_SERVER_ERROR
-            assert reply.seconds < 12 * PUT_TIMEOUT_S
+            assert reply.seconds < 6 * PATIENCE_S
             for name in list(service.daemons):
                 service.restart(name)
-            wait_until(
-                lambda: server.chat("hello 1").sha256 == AUDIO["three chunks"][1], 120, "it does not serve again"
-            )
+            wait_until(lambda: server.chat("hello 1").sha256 == AUDIO[audio][1], 120, "it does not serve again")
+        for edge, backend in edges.items():
+            server.assert_memory_returns(edge, backend)

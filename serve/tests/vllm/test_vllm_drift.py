@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -13,12 +14,16 @@ import pytest
 import vllm_omni
 import yaml
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
+from vllm_omni.core.sched.omni_scheduler_mixin import OmniSchedulerMixin
+from vllm_omni.core.sched.omni_scheduling_coordinator import OmniSchedulingCoordinator
 from vllm_omni.distributed.omni_connectors import factory
 from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+from vllm_omni.distributed.omni_connectors.kv_transfer_manager import OmniKVTransferManager
 from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import OmniChunkTransferAdapter
 from vllm_omni.distributed.omni_connectors.utils import initialization
 from vllm_omni.plugins import OMNI_DEFAULT_PLUGINS_GROUP
+from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
 
 from omni_connector_core import plugin_manager
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
@@ -110,6 +115,44 @@ def test_the_wait_for_a_chunk_has_a_clock() -> None:
     source = inspect.getsource(OmniChunkTransferAdapter.collect_timed_out_request_ids)
     assert "in self._waiting_since.items() if now - started > timeout_s" in source
     assert "self.request_ids_mapping[req_id] = external_req_id" in inspect.getsource(OmniChunkTransferAdapter)
+
+
+def test_a_worker_can_tell_the_scheduler_of_a_loss() -> None:
+    coordinator = OmniSchedulingCoordinator(stage_id=1)
+    assert parameters(coordinator.update_request_metadata)[:2] == [
+        ("requests", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        ("request_metadata", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+    ]
+    assert "self._waiting_since.items()" in inspect.getsource(coordinator.collect_timed_out_request_ids)
+    source = inspect.getsource(OmniSchedulerMixin._process_pending_omni_inputs)
+    heard, ended = ("self._consume_pending_connector_output(", "self._process_pending_input_timeouts(")
+    assert 0 < source.index(heard) < source.index(ended)
+    runner = inspect.getsource(OmniConnectorModelRunnerMixin.register_chunk_recv)
+    assert "self._request_ids_mapping[request_id] = ext" in runner
+    assert "dict(self._local_request_metadata)" in inspect.getsource(
+        OmniConnectorModelRunnerMixin._drain_omni_connector_output
+    )
+    assert "self._synchronous_payload_transport = " in inspect.getsource(
+        OmniConnectorModelRunnerMixin.init_omni_connectors
+    )
+
+
+def test_a_get_that_raises_ends_a_wait_inside_a_step() -> None:
+    for wait in (
+        OmniKVTransferManager.receive_kv_cache_for_request,
+        OmniConnectorModelRunnerMixin.recv_stage_payload,
+    ):
+        source = inspect.getsource(wait)
+        assert source.index(
+            "self.connector.get(" if "self.connector.get(" in source else "connector.get_with_deadline("
+        )
+        assert "except Exception" in source
+
+
+def test_a_stage_takes_its_kv_cache_by_two_methods() -> None:
+    source = (SOURCES / "diffusion/worker/diffusion_model_runner.py").read_text()
+    methods = set(re.findall(r"self\.kv_transfer_manager\.(\w*(?:receive|consume)\w*)\(", source))
+    assert methods == {"receive_multi_kv_cache_distributed", "consume_and_distribute_kv_cache"}
 
 
 def test_entry_points() -> None:

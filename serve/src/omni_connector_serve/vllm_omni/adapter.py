@@ -29,7 +29,7 @@ from omni_connector_serve.vllm_omni.lost import LostKeys
 from omni_connector_serve.vllm_omni.payloads import delivered, wire_payload
 from omni_connector_serve.vllm_omni.place import this_place
 from omni_connector_serve.vllm_omni.report import Once, logger
-from omni_connector_serve.vllm_omni.stalled import Outages, end_wait
+from omni_connector_serve.vllm_omni.stalled import Outages, Wait, end_wait
 
 __all__ = ["ConnectorAdapter"]
 
@@ -76,7 +76,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self._for_kv = "stage_id" not in config
         self._ends: dict[tuple[Edge, Role], _Open] = {}
         self._opening = threading.Lock()
-        self._lost = LostKeys()
+        self._lost = LostKeys(self._tell_consumers)
         self._outages = Outages()
         self._once = Once()
         self._hint: dict[str, Any] | None = None
@@ -116,12 +116,14 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         except Exception as error:  # whatever it is, the engine knows one return value for it
             self._report("put", edge, put_key, error)
             self._lost.add(edge, put_key, f"put failed: {error}")
-            self._tell_consumers()
             return False, 0, None
         return True, metadata["nbytes"], metadata
 
     def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> tuple[Any, int] | None:
-        """Take a payload if it is here; None if it is not, or never will be, which is logged once."""
+        """Take a payload if it is here; None if it is not, or never will be, which is logged once.
+
+        Raises only where that is how the engine is told to wait no longer: see `stalled.end_wait`.
+        """
         return self._take(
             Edge(from_stage, to_stage), get_key, lambda connector: connector.poll(get_key, metadata or self._hint)
         )
@@ -154,8 +156,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
                 self._report("cleanup", open_end.end.edge, request_id, error)
 
     def reap_consumed(self) -> None:
-        """Ten times a second, on the thread that puts: tell consumers what could not be told before."""
-        self._tell_consumers()
+        """Nothing to do: a payload that was read is freed as it is read."""
 
     def update_sender_info(self, host: str, port: int | None) -> None:
         """Where the engine thinks that the producer is: a hint for gets that bring none."""
@@ -178,7 +179,10 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
 
     def close(self) -> None:
         """Leave the ends that this instance uses; the process' last user of one closes it."""
-        ends = self.__dict__.get("_ends", {})  # the base class' __del__ comes here after a failed __init__ too
+        if "_lost" not in self.__dict__:  # the base class' __del__ comes here after a failed __init__ too
+            return
+        self._lost.close()
+        ends = self._ends
         while ends:
             sharing.release(ends.popitem()[1].end)
 
@@ -218,28 +222,29 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             self._report("get", edge, key, error)
             passing = isinstance(error, OmniConnectorError) and error.retryable
             if not passing or self._outages.lasting_s(edge, key) > timeout_s:
-                self._give_up(edge, key)
+                self._give_up(edge, key, error)
             return None
         self._outages.over(edge, key)
         return None if payload is NOT_READY else delivered(payload)
 
-    def _give_up(self, edge: Edge, key: str) -> None:
+    def _give_up(self, edge: Edge, key: str, error: Exception) -> None:
         self._outages.over(edge, key)
-        if end_wait(edge, key):
+        wait = end_wait(edge, key, str(error))
+        if wait is not Wait.GOES_ON and self._once.first("gave up", edge, key):
             logger.error("gave up: request=%s edge=%s key=%s fails now", _request_of(key, edge), edge, key)
+        if wait is Wait.ENDS_IF_RAISED:
+            raise error
 
     def _of_role(self, role: Role) -> list[_Open]:
         return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]
 
-    def _tell_consumers(self) -> None:
-        """Tell who waits for a lost payload that it will never come; while that fails too, try again later."""
-        for edge, key, reason in self._lost.untold():
-            try:
-                self._open(edge, Role.PRODUCER).connector.fail(key, reason, timeout=_TELL_TIMEOUT_S)
-                self._lost.told(edge, key)
-            except OmniConnectorError as error:
-                self._report("fail", edge, key, error)
-                return
+    def _tell_consumers(self, edge: Edge, key: str, reason: str) -> bool:
+        try:
+            self._open(edge, Role.PRODUCER).connector.fail(key, reason, timeout=_TELL_TIMEOUT_S)
+        except Exception as error:  # whatever it is, it is tried again
+            self._report("fail", edge, key, error)
+            return False
+        return True
 
     def _report(self, operation: str, edge: Edge, key: str, error: Exception) -> None:
         if self._once.first(operation, edge, key, type(error)):

@@ -35,6 +35,7 @@ def register() -> None:
     from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
     from omni_connector_serve.vllm_omni.backends import drop_in_names, our_names
     from omni_connector_serve.vllm_omni.deployment import adopt_command_line
+    from omni_connector_serve.vllm_omni.stalled import hear_of_losses, refuse_missing_kv
     from omni_connector_serve.vllm_omni.startup import check_deploy_file
 
     stand_ins = drop_in_names()
@@ -47,6 +48,8 @@ def register() -> None:
         OmniConnectorFactory._registry[name] = _constructor(name)
     # On abort the engine cleans up what a stream had put, but only in instances of this class.
     SharedMemoryConnector.register(ConnectorAdapter)
+    hear_of_losses()
+    refuse_missing_kv()
     deploy = adopt_command_line(sys.argv)
     if deploy is not None and deploy.exists():  # else the engine says so
         check_deploy_file(deploy)

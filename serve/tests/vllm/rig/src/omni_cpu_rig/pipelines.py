@@ -103,7 +103,11 @@ _BULK = dataclasses.replace(
     _TWO_STAGES,
     model_type="tinyomni_bulk",
     stages=(
-        dataclasses.replace(_TWO_STAGES.stages[0], custom_process_next_stage_input_func=f"{_HOOKS}.bulk_full_payload"),
+        dataclasses.replace(
+            _TWO_STAGES.stages[0],
+            custom_process_next_stage_input_func=f"{_HOOKS}.bulk_full_payload",
+            async_chunk_process_next_stage_input_func=f"{_HOOKS}.bulk_async_chunk",
+        ),
         _CODE2WAV,
     ),
 )

@@ -77,14 +77,29 @@ def codes_and_hidden_full_payload(transfer_manager: Any, pooling_output: Any, re
 
 @functools.cache
 def _bulk(nbytes: int) -> torch.Tensor:
-    return torch.ones(nbytes, dtype=torch.uint8)
+    return torch.ones(nbytes // 4, dtype=torch.float32)
+
+
+def _bulk_nbytes() -> int:
+    """How much a request sends: what the file OMNI_CPU_RIG_PAYLOAD_FILE says now."""
+    return int(Path(os.environ["OMNI_CPU_RIG_PAYLOAD_FILE"]).read_text())
 
 
 def bulk_full_payload(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
-    """``codes_and_hidden_full_payload`` plus as many bytes as the file OMNI_CPU_RIG_PAYLOAD_FILE says now."""
+    """``codes_and_hidden_full_payload`` plus as many bytes as the benchmark wants."""
     payload = codes_and_hidden_full_payload(transfer_manager, pooling_output, request)
-    payload["bulk"] = {"data": _bulk(int(Path(os.environ["OMNI_CPU_RIG_PAYLOAD_FILE"]).read_text()))}
+    payload["bulk"] = {"data": _bulk(_bulk_nbytes())}
     return payload
+
+
+def bulk_async_chunk(
+    transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False
+) -> OmniPayloadStruct | None:
+    """``codes_async_chunk``; each of the four chunks brings a fourth of the bytes that the benchmark wants."""
+    chunk = codes_async_chunk(transfer_manager, multimodal_output, request, is_finished)
+    if chunk is not None and chunk.codes is not None:
+        chunk.hidden_states = HiddenStatesStruct(output=_bulk(_bulk_nbytes() // 4).view(-1, 64))
+    return chunk
 
 
 def hidden_full_payload(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
