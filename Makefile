@@ -68,8 +68,9 @@ test-contract: $(addprefix test-contract-,$(BACKENDS))
 test-contract-%:
 	@mkdir -p build/contract
 	$(call pytest,$(PYTEST),--pyargs omni_connector_contract_tests --connector $* --contract-json build/contract/$*.json)
+# A server starts its processes one after the other: two at a time use both cores.
 test-vllm: vllm-env
-	$(call pytest,.venv-vllm/bin/python -m pytest,serve/tests/vllm)
+	$(call pytest,.venv-vllm/bin/python -m pytest -n 2 --dist loadscope,serve/tests/vllm)
 
 vllm-env:
 	@serve/tests/vllm/make_env.sh
