@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic
 
 __all__ = ["LONGEST_S", "Deadline"]
 
@@ -22,16 +22,18 @@ class Deadline:
     __slots__ = ("at_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = min(max(0.0, timeout_s), LONGEST_S)
-        self.at_s = time.monotonic() + self.timeout_s
+        if not 0.0 <= timeout_s <= LONGEST_S:  # as NaN is not
+            timeout_s = LONGEST_S if timeout_s > 0 else 0.0
+        self.timeout_s = timeout_s
+        self.at_s = monotonic() + timeout_s
 
     def remaining_s(self) -> float:
         """Seconds left; 0.0 once it has passed."""
-        return max(self.at_s - time.monotonic(), 0.0)
+        return max(self.at_s - monotonic(), 0.0)
 
     def expired(self) -> bool:
         """Whether it has passed."""
-        return time.monotonic() >= self.at_s
+        return monotonic() >= self.at_s
 
     def __repr__(self) -> str:
         return f"Deadline({self.remaining_s():.3f} s left of {self.timeout_s:g} s)"

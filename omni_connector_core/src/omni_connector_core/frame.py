@@ -32,6 +32,7 @@ import ctypes
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -60,9 +61,22 @@ MAGIC: Final = b"OMNF"
 #: magic, CRC-32 of the head from the next field on, version, flags (0), checksum algorithm, number of buffers, length of
 #: the meta, length of the frame, sum of the data, reserved (0)
 _HEADER = struct.Struct("<4sIHBBIIQQ28x")
-_AFTER_SUM = struct.Struct("<HBBIIQQ28x")
-_SUMMED_FROM: Final = _HEADER.size - _AFTER_SUM.size
+_START = struct.Struct("<4sI")
+_COUNTS = struct.Struct("<12xII")
+_PADDING: Final = bytes(ALIGNMENT)
+_SUMMED_FROM: Final = _START.size
 assert _HEADER.size == PREFIX_NBYTES
+
+
+@lru_cache(maxsize=64)
+def _after_sum(count: int) -> struct.Struct:
+    """What follows the sum in the head of a frame of so many buffers: the rest of the header, and the lengths."""
+    return struct.Struct(f"<HBBIIQQ28x{count}Q")
+
+
+@lru_cache(maxsize=64)
+def _lengths(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 class Segment(NamedTuple):
@@ -95,18 +109,21 @@ class Frame:
     __slots__ = ("_sources", "head", "nbytes")
 
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
-        lengths = [nbytes for _, nbytes, _ in sources]
         if len(meta) >= 1 << 32:
             raise ValueError("the values beside the buffers are longer than 4 GiB")
+        lengths = [nbytes for _, nbytes, _ in sources]
         unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
-        head_nbytes = (unpadded + 63) & -64
-        self.nbytes = head_nbytes + sum([(length + 63) & -64 for length in lengths])
+        head_nbytes = nbytes = (unpadded + 63) & -64
+        for length in lengths:
+            nbytes += (length + 63) & -64
+        self.nbytes = nbytes
         self._sources = sources
         total = checksum.data_sum(checksum_algorithm, self.buffers) if checksum_algorithm else 0
-        fields = _AFTER_SUM.pack(FORMAT_VERSION, 0, checksum_algorithm, len(lengths), len(meta), self.nbytes, total)
-        summed = b"".join((fields, struct.pack(f"<{len(lengths)}Q", *lengths), meta))
-        start = MAGIC + zlib.crc32(summed).to_bytes(4, "little")
-        self.head = b"".join((start, summed, bytes(head_nbytes - unpadded)))
+        fields = _after_sum(len(lengths)).pack(
+            FORMAT_VERSION, 0, checksum_algorithm, len(lengths), len(meta), nbytes, total, *lengths
+        )
+        head_sum = zlib.crc32(meta, zlib.crc32(fields))
+        self.head = b"".join((_START.pack(MAGIC, head_sum), fields, meta, _PADDING[: head_nbytes - unpadded]))
 
     @property
     def buffers(self) -> list[memoryview]:
@@ -182,6 +199,24 @@ def _view(place: Region) -> memoryview:
     return memoryview(array).cast("B").toreadonly()
 
 
+def _parse_header(header: Any) -> tuple[int, int, int, int, int, int]:
+    """Return sum of the head, checksum algorithm, number of buffers, length of the meta, of the frame, sum of the data."""
+    try:
+        magic, head_sum, version, flags, algorithm, count, meta_nbytes, total, data_sum = _HEADER.unpack_from(header)
+    except struct.error as error:
+        raise DecodeError(f"a frame starts with {PREFIX_NBYTES} bytes; there are fewer") from error
+    if magic != MAGIC:
+        raise DecodeError(f"not a frame: it starts with {magic!r} instead of {MAGIC!r}")
+    if version != FORMAT_VERSION or flags:
+        raise DecodeError(
+            f"frame format {version}.{flags}, this codec reads {FORMAT_VERSION}.0",
+            hint="Install the same version of omni-connector-core on both sides",
+        )
+    if total < PREFIX_NBYTES + 8 * count + meta_nbytes:
+        raise DecodeError(f"a head of {PREFIX_NBYTES + 8 * count + meta_nbytes} bytes in a frame of {total}")
+    return head_sum, algorithm, count, meta_nbytes, total, data_sum
+
+
 class FrameLayout:
     """Where things are in a frame; made from its head alone.
 
@@ -220,21 +255,8 @@ class FrameLayout:
         DecodeError
             If this is not the start of a frame of this version.
         """
-        try:
-            magic, _, version, flags, _, count, meta_nbytes, total, _ = _HEADER.unpack_from(prefix)
-        except struct.error as error:
-            raise DecodeError(f"a frame starts with {PREFIX_NBYTES} bytes; there are fewer") from error
-        if magic != MAGIC:
-            raise DecodeError(f"not a frame: it starts with {magic!r} instead of {MAGIC!r}")
-        if version != FORMAT_VERSION or flags:
-            raise DecodeError(
-                f"frame format {version}.{flags}, this codec reads {FORMAT_VERSION}.0",
-                hint="Install the same version of omni-connector-core on both sides",
-            )
-        head_nbytes: int = (PREFIX_NBYTES + 8 * count + meta_nbytes + 63) & -64
-        if total < head_nbytes:
-            raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {total}")
-        return head_nbytes, total
+        _, _, count, meta_nbytes, total, _ = _parse_header(prefix)
+        return (PREFIX_NBYTES + 8 * count + meta_nbytes + 63) & -64, total
 
     @classmethod
     def parse_head(cls, head: Any) -> FrameLayout:
@@ -248,22 +270,27 @@ class FrameLayout:
             If the head is cut short, its sum is wrong, or its parts contradict each other.
         """
         raw = memoryview(head)
-        head_nbytes, _ = cls.parse_prefix(raw)
-        own = raw[:head_nbytes].tobytes()
-        _, head_sum, _, _, algorithm, count, meta_nbytes, total, data_sum = _HEADER.unpack_from(own)
+        try:
+            count, meta_nbytes = _COUNTS.unpack_from(raw)
+        except struct.error:
+            count = meta_nbytes = 0  # too short even for the header, which says so below
+        own = raw[: (PREFIX_NBYTES + 8 * count + meta_nbytes + 63) & -64].tobytes()
+        head_sum, algorithm, count, meta_nbytes, total, data_sum = _parse_header(own)
         meta_start = PREFIX_NBYTES + 8 * count
         meta_end = meta_start + meta_nbytes
-        if (meta_end + 63) & -64 != len(own):
-            raise DecodeError(f"a head of {head_nbytes} bytes, of which {len(own)} are there")
+        end = (meta_end + 63) & -64
+        if end != len(own):
+            raise DecodeError(f"a head of {end} bytes, of which {len(own)} are there")
         view = memoryview(own)
         if zlib.crc32(view[_SUMMED_FROM:meta_end]) != head_sum:
             raise DecodeError("the head of the frame is corrupt: its checksum is wrong")
-        lengths = list(struct.unpack_from(f"<{count}Q", own, PREFIX_NBYTES))
-        offsets = []
-        end = head_nbytes
-        for length in lengths:
-            offsets.append(end)
-            end += (length + 63) & -64
+        lengths: list[int] = []
+        offsets: list[int] = []
+        if count:
+            lengths.extend(_lengths(count).unpack_from(own, PREFIX_NBYTES))
+            for length in lengths:
+                offsets.append(end)
+                end += (length + 63) & -64
         if end != total:
             raise DecodeError(f"the parts of the frame add up to {end} bytes, its header says {total}")
         return cls(offsets, lengths, view[meta_start:meta_end], total, (algorithm, data_sum))
@@ -276,11 +303,12 @@ class FrameLayout:
         DecodeError
             If it is cut short or the sum is wrong, or this process lacks the algorithm.
         """
-        view = memoryview(memory).cast("B")
+        view = memoryview(memory)
         if view.nbytes < self.total_nbytes:
             raise DecodeError(f"the frame has {self.total_nbytes} bytes, of which {view.nbytes} are there")
         if not self.checksum_algorithm:
             return
+        view = view.cast("B")
         spans = zip(self.offsets, self.lengths, strict=True)
         try:
             found = checksum.data_sum(self.checksum_algorithm, (view[at : at + n] for at, n in spans))

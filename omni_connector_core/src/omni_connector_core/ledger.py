@@ -131,7 +131,6 @@ class Ledger(Generic[ItemT]):
         self._live: dict[Key, _Entry[ItemT]] = {}
         self._by_request: dict[str, set[Key]] = {}
         self._claims: dict[int, Claim[ItemT]] = {}
-        self._by_reader: dict[Reader, set[int]] = {}
         self._waiters: dict[Key, dict[Reader, Deliver[ItemT]]] = {}
         self._endings: Recent[Key, tuple[type[OmniConnectorError], str]] = Recent(endings_s)
         self._abandoned: Recent[str, None] = Recent(endings_s)
@@ -176,23 +175,17 @@ class Ledger(Generic[ItemT]):
             self._endings.pop(key, None)
             generation = next(self._numbers)
             entry = _Entry(key, item, nbytes, generation, readers, now, now + ttl_s)
-            self._live[key] = entry
-            keys = self._by_request.get(key.request_id)
-            if keys is None:
-                self._by_request[key.request_id] = {key}
-            else:
-                keys.add(key)
-            heapq.heappush(self._expiries, (entry.expires_s, generation, key))
-            if len(self._expiries) > 2 * len(self._live) + STALE_EXPIRIES:
-                self._expiries = [(live.expires_s, live.generation, live.key) for live in self._live.values()]
-                heapq.heapify(self._expiries)
             waiters = self._waiters.get(key)
             if waiters:
                 for reader in list(waiters)[:readers]:
-                    deliver = waiters.pop(reader)
-                    deliveries.append((deliver, self._claim(entry, reader)))
+                    deliveries.append((waiters.pop(reader), self._issue(entry, reader)))
                 if not waiters:
                     del self._waiters[key]
+            if entry.unclaimed:
+                self._enliven(entry)
+                if len(self._expiries) > 2 * len(self._live) + STALE_EXPIRIES:
+                    self._expiries = [(live.expires_s, live.generation, live.key) for live in self._live.values()]
+                    heapq.heapify(self._expiries)
         self._give_back(freed)
         for deliver, claim in deliveries:
             deliver(claim)
@@ -313,10 +306,6 @@ class Ledger(Generic[ItemT]):
             claim = self._claims.pop(number, None)
             if claim is None:
                 return
-            numbers = self._by_reader[claim.reader]
-            numbers.discard(number)
-            if not numbers:
-                del self._by_reader[claim.reader]
             entry = claim.entry
             entry.out -= 1
             if unread and self._revive(entry):
@@ -344,9 +333,13 @@ class Ledger(Generic[ItemT]):
                 self._waiters[key].pop(reader)
                 if not self._waiters[key]:
                     del self._waiters[key]
-            claims = [self._claims[number] for number in self._by_reader.get(reader, ())]
+            claims = [claim for claim in self._claims.values() if claim.reader == reader]
         for claim in claims:
             self.release(claim.number, unread=unread(claim))
+
+    def awaited(self, key: Key) -> bool:
+        """Whether a reader waits for the key."""
+        return key in self._waiters
 
     def exists(self, key: Key) -> bool:
         """Whether a payload is there to be read."""
@@ -407,23 +400,32 @@ class Ledger(Generic[ItemT]):
             return False
         entry.unclaimed += 1
         if live is None:
-            self._live[key] = entry
-            self._by_request.setdefault(key.request_id, set()).add(key)
-            heapq.heappush(self._expiries, (entry.expires_s, entry.generation, key))
+            self._enliven(entry)
         return True
 
+    def _enliven(self, entry: _Entry[ItemT]) -> None:
+        """Let a payload lie in wait for whoever asks."""
+        key = entry.key
+        self._live[key] = entry
+        keys = self._by_request.get(key.request_id)
+        if keys is None:
+            self._by_request[key.request_id] = {key}
+        else:
+            keys.add(key)
+        heapq.heappush(self._expiries, (entry.expires_s, entry.generation, key))
+
     def _claim(self, entry: _Entry[ItemT], reader: Reader) -> Claim[ItemT]:
-        claim = Claim(next(self._numbers), reader, entry)
-        entry.unclaimed -= 1
-        entry.out += 1
+        """Give a read of a payload that lies in wait."""
+        claim = self._issue(entry, reader)
         if not entry.unclaimed:
             self._bury(entry)
+        return claim
+
+    def _issue(self, entry: _Entry[ItemT], reader: Reader) -> Claim[ItemT]:
+        entry.unclaimed -= 1
+        entry.out += 1
+        claim = Claim(next(self._numbers), reader, entry)
         self._claims[claim.number] = claim
-        numbers = self._by_reader.get(reader)
-        if numbers is None:
-            self._by_reader[reader] = {claim.number}
-        else:
-            numbers.add(claim.number)
         return claim
 
     def _end(self, keys: list[Key], error: type[OmniConnectorError], message: str) -> int:

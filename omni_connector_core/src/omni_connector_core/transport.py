@@ -91,6 +91,18 @@ class TransportContext:
     peers: Mapping[Peer, str] = field(default_factory=dict)
 
 
+_forks = 0
+"""How many forks lie between this process and the first of its line that imported this module."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class Transport(ABC):
     """Moves frames from the producer to the consumers of one edge.
 
@@ -112,7 +124,7 @@ class Transport(ABC):
     def __init__(self, context: TransportContext) -> None:
         self.context = context
         self.options = context.options
-        self._pid = os.getpid()
+        self._forks = _forks
         self._closed = False
         self._close_lock = threading.Lock()
 
@@ -265,15 +277,14 @@ class Transport(ABC):
         if overwrite and not self.capabilities.overwrite:
             raise self._unsupported(key, "overwrite", "overwrite=True")
         context = self.context
+        if ttl_s is None:
+            ttl_s = self.options.ttl_s
+        if not 0 <= ttl_s:  # neither is it NaN
+            raise self._located(ConfigError(f"ttl is at least 0 seconds, not {ttl_s}"), key)
+        if ttl_s > LONGEST_S:
+            ttl_s = LONGEST_S
         try:
-            at = self._put(
-                key,
-                frame,
-                readers=readers,
-                ttl_s=min(self.options.ttl_s if ttl_s is None else ttl_s, LONGEST_S),
-                overwrite=overwrite,
-                deadline=deadline,
-            )
+            at = self._put(key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline)
         except OmniConnectorError as error:
             raise self._located(error, key)  # noqa: B904 - the same error, completed
         return make_metadata(context.backend, context.edge, context.producer, key, frame.nbytes, at)
@@ -390,7 +401,7 @@ class Transport(ABC):
             if self._closed:
                 return
             self._closed = True
-        if os.getpid() == self._pid:  # the parent's sockets and memory are not a forked child's to end
+        if self._forks == _forks:  # the parent's sockets and memory are not a forked child's to end
             self._close()
 
     @property
@@ -403,7 +414,7 @@ class Transport(ABC):
     def _check(self, key: Key | None, needed: Role | None) -> None:
         if self._closed:
             raise self._located(ClosedError("the connector is closed"), key)
-        if os.getpid() != self._pid:
+        if self._forks != _forks:
             raise self._located(ForkedError("the connector belongs to the parent process"), key)
         role = self.context.role
         if needed is not None and role is not Role.BOTH and role is not needed:

@@ -17,8 +17,10 @@ LARGEST_SHELVED_NBYTES = 64 * 1024
 
 def block_nbytes(nbytes: int) -> int:
     """Round up to the size of a block: to 1/8 of its own magnitude, but at most to whole pages."""
-    grain = min(max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)), PAGE_NBYTES)
-    return (max(nbytes, 1) + grain - 1) & -grain
+    if nbytes <= 1024:
+        return (nbytes + ALIGNMENT - 1) & -ALIGNMENT or ALIGNMENT
+    grain = PAGE_NBYTES if nbytes >= 1 << 15 else 1 << (nbytes.bit_length() - 4)
+    return (nbytes + grain - 1) & -grain
 
 
 class FreeSpace:
@@ -45,13 +47,9 @@ class FreeSpace:
         """Take a block of at least `nbytes`; its offset (a multiple of 64), or None when nothing free is large enough."""
         size = block_nbytes(nbytes)
         shelved = self._shelf.get(size)
-        if shelved:
-            start = shelved.pop()
-        else:
-            found = self._fit(size)
-            if found is None:
-                return None
-            start = found
+        start = shelved.pop() if shelved else self._fit(size)
+        if start is None:
+            return None
         self._taken[start] = size
         self.taken += size
         return start
@@ -61,7 +59,11 @@ class FreeSpace:
         size = self._taken.pop(start)
         self.taken -= size
         if size <= LARGEST_SHELVED_NBYTES:
-            self._shelf.setdefault(size, []).append(start)
+            shelved = self._shelf.get(size)
+            if shelved is None:
+                self._shelf[size] = [start]
+            else:
+                shelved.append(start)
         else:
             self._merge(start, size)
 

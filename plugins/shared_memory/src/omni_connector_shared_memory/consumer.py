@@ -266,9 +266,10 @@ class ConsumerEnd:
 
     def _outcome(self, target: Target, *, answer: bool = False) -> Claimed | OmniConnectorError | None:
         """Return what has become of a target, None while that is open; asks for it if nobody has."""
-        abandoned = self._abandoned.get(target.key.request_id)
-        if abandoned is not None and abandoned[0] > time.monotonic():
-            return RequestAbandonedError("the request was cleaned up")
+        if self._abandoned:
+            abandoned = self._abandoned.get(target.key.request_id)
+            if abandoned is not None and abandoned[0] > time.monotonic():
+                return RequestAbandonedError("the request was cleaned up")
         interest = self._interest(target)
         outcome = interest.outcome(target)
         if outcome is None:
@@ -295,13 +296,15 @@ class ConsumerEnd:
         if interest is None:
             return
         interest.targets.discard(target)
-        for link in [link for link in interest.asked if not interest.means(link)]:
-            lookup = interest.asked.pop(link)
-            interest.silent.discard(link)
-            del self._lookups[lookup]
-            link.channel.send(protocol.Cancel([lookup]))
-        for link in [link for link in interest.found if not interest.means(link)]:
-            link.give_back(interest.found.pop(link))
+        if interest.asked:
+            for link in [link for link in interest.asked if not interest.means(link)]:
+                lookup = interest.asked.pop(link)
+                interest.silent.discard(link)
+                del self._lookups[lookup]
+                link.channel.send(protocol.Cancel([lookup]))
+        if interest.found:
+            for link in [link for link in interest.found if not interest.means(link)]:
+                link.give_back(interest.found.pop(link))
         if not interest.targets:
             del self._interests[target.key]
         if target.key in self._waiting:  # another thread, which has to ask for itself now

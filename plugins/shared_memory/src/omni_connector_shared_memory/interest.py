@@ -30,6 +30,11 @@ class Target(NamedTuple):
     producer: Producer | None = None
     incarnation: str | None = None
 
+    @property
+    def anybody(self) -> bool:
+        """Whether it does not matter whose it is."""
+        return self.producer is None and self.incarnation is None
+
     def means(self, address: Address) -> bool:
         """Whether a producing end may have what is meant."""
         return self.producer in (None, address.producer) and self.incarnation in (None, address.incarnation)
@@ -95,6 +100,8 @@ class Interest:
         """Return what has become of a target; None while that is open. A claim is taken out, so it is given once."""
         if not self.found and not self.ended:
             return None
+        if not self.silent and not self.ended and len(self.found) == 1 and target.anybody:
+            return Claimed(*self.found.popitem())
         found = [link for link in self.found if target.means(link.address)]
         if found:
             silent = any(target.means(link.address) for link in self.silent)

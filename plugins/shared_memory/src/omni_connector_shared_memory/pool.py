@@ -103,10 +103,10 @@ class Pool:
         ------
         ClosedError
         """
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the connector is closed")
+        try:
             return self._view[offset : offset + nbytes]
+        except ValueError as error:  # released
+            raise ClosedError("the connector is closed") from error
 
     def close(self) -> None:
         """Close the file; the memory goes when the last mapping of it goes, here or elsewhere."""

@@ -115,7 +115,9 @@ class ProducerEnd:
         self.ledger.sweep_if_due()
         if overwrite:
             server.recall(lambda claim: claim.key == key)
-        self.ledger.check(key, overwrite=overwrite)
+        awaited = self.ledger.awaited(key)
+        if not awaited:  # what is awaited is neither there nor abandoned
+            self.ledger.check(key, overwrite=overwrite)
         if nbytes >= LARGE_NBYTES:  # warm memory is worth the wait; a small payload's consumer should not wait for it
             server.reclaim()
         block = pool.take(nbytes, len(frame.head))
@@ -123,7 +125,8 @@ class ProducerEnd:
             block = self._wait_for_room(running, frame, deadline)
         try:
             frame.write_into(pool.view(block.offset, nbytes))
-            server.attend()
+            if not awaited:
+                server.attend()
         except BaseException:
             pool.give(block.start)
             raise

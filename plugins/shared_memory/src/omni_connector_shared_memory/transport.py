@@ -148,8 +148,10 @@ class SharedMemoryTransport(Transport):
 
 
 def _target(key: Key, where: Where) -> Target:
-    incarnation = None if where.at is None else where.at.get("incarnation")
-    if not isinstance(incarnation, str | None):
+    if where.at is None:
+        return Target(key, where.producer)
+    incarnation = where.at.get("incarnation")
+    if incarnation is not None and type(incarnation) is not str:
         raise IncompatibleMetadataError("the metadata is damaged: its incarnation is no str")
     return Target(key, where.producer, incarnation)
 
