@@ -113,3 +113,9 @@ def test_the_first_lines_that_a_user_types():
     conn.put("test_key", b"test_data")
     assert conn.get("test_key") == b"test_data"
     conn.close()
+
+
+@pytest.mark.parametrize("ttl", [float("nan"), -1.0])
+def test_a_time_to_live_that_is_none(conn, ttl):
+    assert "ttl is at least 0" in said(ConfigError, lambda: conn.put("k", 1, ttl=ttl))
+    assert conn.exists(["k"]) == [False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from omni_connector_core.errors import (
     ProducerFailedError,
     RequestAbandonedError,
 )
-from omni_connector_core.kv import KVReceiver, KVSender, KVSpec
+from omni_connector_core.kv import KVReceiver, KVSender, KVSpec, receive
 from omni_connector_core.kv.cache import Placement
 from omni_connector_core.kv.spec import Span
 
@@ -253,6 +254,64 @@ def test_a_layer_is_copied_once_on_each_side_and_put_once(group: Any, monkeypatc
     sender, _ = made.senders[0]
     assert sender.connector.stats()["puts"] == 2 * LAYERS + 1
     assert sender.connector.stats()["put_bytes"] < LAYERS * whole * 1.1
+
+
+@pytest.fixture
+def every_tile_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "LARGE_TILE_NBYTES", 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("every_tile_is_large")
+def test_the_tiles_of_a_layer_are_received_side_by_side(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    side_by_side = threading.Barrier(4, timeout=30)
+    scatter = Placement.scatter
+
+    def together(self: Any, planes: Any, tile: Any) -> None:
+        side_by_side.wait()
+        scatter(self, planes, tile)
+
+    monkeypatch.setattr(Placement, "scatter", together)
+    made = group(spec(tp_size=4), spec(tp_size=1), "scattered")
+    made.transfer()
+    assert made.pending() == made.held() == 0
+    assert not [thread.name for thread in threading.enumerate() if "omni-connector-kv" in thread.name]
+
+
+@pytest.mark.usefixtures("every_tile_is_large")
+def test_nothing_is_written_to_the_cache_once_a_receive_has_failed(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = group(spec(tp_size=2), spec(tp_size=1))
+    receiver, _, _, ids = made.receivers[0]
+    failing, other = (sender.open("r", blocks, TOKENS) for sender, blocks in made.senders)
+    copying, failed = threading.Event(), threading.Event()
+    scatter, get = Placement.scatter, receiver.connector.get
+    ended = []
+
+    def slow(self: Any, planes: Any, tile: Any) -> None:
+        copying.set()
+        failed.wait(30)
+        scatter(self, planes, tile)
+        ended.append(tile.shape)
+
+    def get_and_tell(*args: Any, **named: Any) -> Any:
+        try:
+            return get(*args, **named)
+        except ProducerFailedError:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(Placement, "scatter", slow)
+    monkeypatch.setattr(receiver.connector, "get", get_and_tell)
+    other.send_all()
+    with ThreadPoolExecutor(1) as threads, receiver.open("r", ids, TOKENS, replica=0) as receiving:
+        layer = threads.submit(receiving.receive_layer)
+        assert copying.wait(30)
+        failing.fail("it broke")
+        with pytest.raises(ProducerFailedError):
+            layer.result(30)
+        assert len(ended) == 1
+        assert receiving.invalid_blocks == ids
+    assert not [thread.name for thread in threading.enumerate() if "omni-connector-kv" in thread.name]
 
 
 def test_layers_arrive_before_the_last_is_sent(group: Any) -> None:

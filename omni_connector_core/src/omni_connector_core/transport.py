@@ -279,7 +279,7 @@ class Transport(ABC):
         context = self.context
         if ttl_s is None:
             ttl_s = self.options.ttl_s
-        if not 0 <= ttl_s:  # neither is it NaN
+        if not ttl_s >= 0:  # NaN is not
             raise self._located(ConfigError(f"ttl is at least 0 seconds, not {ttl_s}"), key)
         if ttl_s > LONGEST_S:
             ttl_s = LONGEST_S

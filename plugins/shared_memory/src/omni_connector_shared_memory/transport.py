@@ -1,7 +1,8 @@
 """The transport: one producer's end and one consumer's end of an edge, of which a process uses one or both.
 
-Per transfer: one copy, into the pool. When the consumer waits first, two system calls at the producer's end (has anybody asked,
-send) and three at the consumer's (send, wait, receive), one wake-up, and none for the release.
+Per transfer: one copy, into the pool. When the consumer waits first, one system call at the producer's end (send; before it a look
+at what was asked, when nobody is known to wait) and three at the consumer's (send, wait, receive), one wake-up, and none for the
+release.
 """
 
 from __future__ import annotations
