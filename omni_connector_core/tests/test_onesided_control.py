@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import secrets
+import select
 import socket
 import threading
 import time
@@ -13,11 +14,11 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-import zmq
 
 from omni_connector_core.arena import Arena, HostMemory
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
+    BackendUnavailableError,
     IncompatibleMetadataError,
     OptionError,
     PeerLostError,
@@ -27,8 +28,10 @@ from omni_connector_core.key import Key
 from omni_connector_core.ledger import Ledger
 from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.channel import Channels, wait_on
+from omni_connector_core.onesided.reading import Reading
 from omni_connector_core.onesided.server import ControlServer
-from omni_connector_core.onesided.sockets import read_secret
+from omni_connector_core.onesided.sockets import Connecting, read_secret
+from omni_connector_core.onesided.wire import NAME_NBYTES, DeniedError, Wire, WireError
 
 SCOPE = m.Scope("test", "namespace", "a", "b")
 OTHER_SCOPE = m.Scope("test", "namespace", "a", "c")
@@ -164,22 +167,14 @@ def test_cancel_also_gives_back_what_is_on_its_way(producer, channel, channels, 
     channels.put_back(other)
 
 
-def test_cancel_goes_out_on_a_connection_that_was_never_looked_at(producer, channels, server):
+def test_what_was_cancelled_before_it_was_sent_is_asked_of_nobody(producer, channels, server):
     hasty = channels.take(server.address)
     number = ask(hasty, "k")
-    deadline = Deadline(10)
     producer.put("k")
-    while not producer.ledger.claims_out():
-        assert not deadline.expired()
-        os.sched_yield()
-    assert hasty.reachable  # as far as it knows it is not connected yet
     hasty.send(m.Cancel(number))
     channels.put_back(hasty)
     other = channels.take(server.address)
-    assert isinstance(answer(other, ask(other, "k")), m.Found | m.Pending)
-    while not producer.ledger.claims_out():
-        assert not deadline.expired()
-        os.sched_yield()
+    assert isinstance(answer(other, ask(other, "k")), m.Found)
     channels.put_back(other)
 
 
@@ -316,11 +311,36 @@ def test_a_taken_port_is_no_failure(server, caplog):
 
 
 def test_another_protocol_version_is_named(server, channels):
-    channel = channels.take(server.address)
-    channel.socket.send(bytes([m.PROTOCOL + 1]) + b"\x93\x01\x02\x03")
-    got = answer(channel, 0)
+    with Stranger(server) as stranger:
+        stranger.wire.send(bytes([m.PROTOCOL + 1]) + b"\x93\x01\x02\x03")
+        got = stranger.answer()
     assert got.code == "IncompatibleMetadataError"
     assert f"protocol {m.PROTOCOL + 1}" in got.message
+
+
+def test_a_claim_and_a_question_survive_the_connection(server, producer, channel):
+    producer.put("k")
+    found = answer(channel, ask(channel, "k"))
+    for _ in range(3):
+        channel._wire._socket.shutdown(socket.SHUT_RDWR)  # as by a reset, which the channel has not heard of
+        assert answer(channel, ping(channel, found.claim)).claims == [found.claim]
+
+
+def test_a_question_that_was_lost_with_its_connection_is_asked_again(server, producer, channels):
+    channel = channels.take(server.address)
+    producer.put("k")
+    found = answer(channel, ask(channel, "k"))
+    steps = Reading(None, channel, msgspec.structs.replace(found, frame=b""), None)._describe()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "send", lambda *_: None)  # the kernel took it, and the network did not
+        pause = next(steps)
+    channel._wire._socket.shutdown(socket.SHUT_RDWR)
+    deadline = Deadline(10)
+    with pytest.raises(StopIteration) as end:
+        while not deadline.expired():
+            pause.block(deadline.at_s)
+            pause = next(steps)
+    assert end.value.value.blob == b"blob"
     channels.put_back(channel)
 
 
@@ -369,6 +389,37 @@ def test_listening_wide_without_a_secret_is_said_loudly(caplog, secret_file):
 # ---- hostile peers
 
 
+class Stranger:
+    """Whoever says what it likes, over a connection that is greeted as it should be."""
+
+    def __init__(self, server, secret=None):
+        self.wire = Wire(raw_connection(server), secret)
+        self.until(lambda: self.wire.reply(secrets.token_bytes(NAME_NBYTES)))
+        self.until(self.wire.accepted)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wire.close()
+
+    def until(self, done):
+        deadline = Deadline(10)
+        while not (found := done()):
+            assert not deadline.expired()
+            poll = select.poll()
+            poll.register(self.wire.fileno(), select.POLLIN | (select.POLLOUT if self.wire.unsent else 0))
+            poll.poll(100)
+            self.wire.flush()
+        return found
+
+    def answer(self):
+        raw = self.until(self.wire.receive)
+        if raw[0] != m.PROTOCOL:
+            return None
+        return m.decode_answer(raw)
+
+
 def raw_connection(server):
     host, _, port = server.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=5)
@@ -402,46 +453,62 @@ def test_hostile_messages_do_nothing(server, producer, channel, tmp_path, monkey
     folder = tmp_path / "exploited"
     monkeypatch.setenv("EXPLOIT_FOLDER", str(folder))
     producer.put("secret payload")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as attacker:
-        attacker.linger = 0
-        attacker.connect(f"tcp://{server.address}")
+    with Stranger(server) as stranger:
         for message in [*hostile_messages(), pickle.dumps(Exploit()), b"\x01" + pickle.dumps(Exploit())]:
-            attacker.send(message)
-            attacker.send_multipart([message, message])
-        attacker.send(m.encode(m.Ping(4242)))
-        poller = zmq.Poller()
-        poller.register(attacker, zmq.POLLIN)
-        while True:
-            assert poller.poll(10_000)
-            reply = attacker.recv()
-            if reply[0] == m.PROTOCOL and m.decode_answer(reply) == m.Pong(4242, []):
-                break  # every message before it was handled
-    assert server.refused > 600
+            stranger.wire.send(message)
+        stranger.wire.send(m.encode(m.Ping(4242)))
+        while stranger.answer() != m.Pong(4242, []):  # every message before it was handled
+            pass
+    assert server.refused > 300
     assert not folder.exists()
     assert isinstance(answer(channel, ask(channel, "secret payload")), m.Found)
 
 
-def test_hostile_bytes_below_zmq_do_nothing(server, producer, channel):
+def test_hostile_bytes_below_the_messages_do_nothing(server, producer, channel):
     producer.put("k")
     rng = random.Random(3)
-    greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01NULL" + b"\0" * 48
-    for junk in (b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(5000), greeting + rng.randbytes(5000), greeting[:20]):
+    reply = b"omnictl1" + bytes(64)
+    framed = reply + (100).to_bytes(4, "little")
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(5000), reply[:20], reply + rng.randbytes(5000), framed):
         with raw_connection(server) as connection, contextlib.suppress(OSError):
             connection.sendall(junk)
             connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(0.2)
-            while connection.recv(4096):
+            connection.settimeout(10)
+            while connection.recv(4096):  # until it is shown the door
                 pass
     assert isinstance(answer(channel, ask(channel, "k")), m.Found)
 
 
 def test_a_too_long_message_ends_its_connection_alone(server, producer, channel):
     producer.put("k")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as attacker:
-        attacker.linger = 0
-        attacker.connect(f"tcp://{server.address}")
-        attacker.send(bytes([m.PROTOCOL]) + bytes(m.MAX_MESSAGE_NBYTES))
+    with Stranger(server) as stranger:
+        stranger.wire.send(bytes(m.MAX_MESSAGE_NBYTES + 1))
+        with pytest.raises(OSError, match="closed|reset|pipe"):
+            stranger.until(stranger.wire.receive)
         assert isinstance(answer(channel, ask(channel, "k")), m.Found)
+
+
+def test_who_does_not_say_who_it_is_is_shown_the_door(server, monkeypatch):
+    monkeypatch.setattr("omni_connector_core.onesided.listener._GREETED_S", 0.1)
+    with raw_connection(server) as mute:
+        mute.settimeout(30)
+        while mute.recv(100):
+            pass
+
+
+def test_who_does_not_read_is_dropped_and_what_it_claimed_goes_to_the_next(server, producer, channel, monkeypatch):
+    monkeypatch.setattr("omni_connector_core.onesided.listener._MAX_UNSENT_NBYTES", 1 << 20)
+    producer.put("k")
+    producer.put("large", m.EAGER_NBYTES, readers=1000)
+    with Stranger(server) as stranger:
+        stranger.wire.send(m.encode(m.Ask(1, SCOPE, Key("k"))))
+        assert isinstance(stranger.answer(), m.Found)
+        number = ask(channel, "k")
+        assert isinstance(answer(channel, number), m.Pending)
+        with contextlib.suppress(OSError):  # it is thrown out in the middle of this
+            for n in range(2, 1000):
+                stranger.wire.send(m.encode(m.Ask(n, SCOPE, Key("large"))))
+        assert isinstance(answer(channel, number), m.Found)
 
 
 def test_a_thousand_connections_leave_nothing(server, producer, channel):
@@ -463,24 +530,161 @@ def test_a_thousand_connections_leave_nothing(server, producer, channel):
 
 def test_a_flood_of_questions_is_bounded(server, producer, monkeypatch):
     monkeypatch.setattr("omni_connector_core.onesided.server.MAX_WAITING", 100)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as attacker:
-        attacker.linger = 0
-        attacker.connect(f"tcp://{server.address}")
+    with Stranger(server) as stranger:
         for n in range(1, 301):
-            attacker.send(m.encode(m.Ask(n, SCOPE, Key(f"k{n}"))))
-        answers = [m.decode_answer(attacker.recv()) for _ in range(300)]
+            stranger.wire.send(m.encode(m.Ask(n, SCOPE, Key(f"k{n}"))))
+        answers = [stranger.answer() for _ in range(300)]
     assert sum(isinstance(got, m.Pending) for got in answers) == 100
     assert {got.code for got in answers if isinstance(got, m.Failed)} == {"CapacityError"}
 
 
 def test_answers_that_are_none_are_named(channels):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as imposter:
-        imposter.linger = 0
-        port = imposter.bind_to_random_port("tcp://127.0.0.1")
-        channel = channels.take(f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        channel = channels.take(f"127.0.0.1:{listener.getsockname()[1]}")
         channel.send(m.Ping(1))
-        identity, _ = imposter.recv_multipart()
-        imposter.send_multipart([identity, bytes(np.arange(50, dtype=np.uint8))])
+        accepted, _ = listener.accept()
+        imposter = Wire(accepted, None)
+        imposter.greet()
+        while imposter.accept() is None:
+            channel.receive()
+        imposter.send(bytes(np.arange(50, dtype=np.uint8)))
         with pytest.raises(IncompatibleMetadataError):
             answer(channel, 1)
         channel.close()
+        imposter.close()
+
+
+# ---- the wire alone
+
+
+@pytest.fixture
+def wires():
+    """Make both ends of greeted connections."""
+    made = []
+
+    def make(producers=None, consumers=None):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            consumer = Wire(socket.create_connection(listener.getsockname()), consumers)
+            producer = Wire(listener.accept()[0], producers)
+        made.extend((producer, consumer))
+        producer.greet()
+        while not consumer.reply(b"n" * NAME_NBYTES):
+            pass
+        while producer.accept() is None:
+            pass
+        while not consumer.accepted():
+            pass
+        return producer, consumer
+
+    yield make
+    for wire in made:
+        wire.close()
+
+
+def received(wire):
+    while (body := wire.receive()) is None:
+        pass
+    return bytes(body)
+
+
+@pytest.mark.parametrize("secret", [None, b"s" * 32])
+def test_messages_arrive_whole_in_order_and_both_ways(wires, secret):
+    producer, consumer = wires(secret, secret)
+    sizes = [0, 1, 100, 5000, 68_000, 68_001, 200_000, m.MAX_MESSAGE_NBYTES - 16, 3]
+    bodies = [random.Random(n).randbytes(n) for n in sizes]
+    got = []
+    for body in bodies:
+        consumer.send(body)
+    while len(got) < len(bodies):
+        consumer.flush()
+        while (body := producer.receive()) is not None:
+            got.append(bytes(body))
+    assert got == bodies
+    producer.send(b"back")
+    assert received(consumer) == b"back"
+
+
+def test_without_the_secret_there_is_no_connection(wires):
+    for producers, consumers in ((b"s" * 32, b"t" * 32), (b"s" * 32, None), (None, b"s" * 32)):
+        with pytest.raises(DeniedError):
+            wires(producers, consumers)
+
+
+@pytest.mark.parametrize("attack", ["change", "repeat", "drop", "add"])
+def test_between_the_two_nobody_can_change_repeat_drop_or_add_a_message(wires, attack):
+    producer, consumer = wires(b"s" * 32, b"s" * 32)
+    sent = []
+    write = Wire._write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "_write", lambda _, data: sent.append(data))
+        consumer.send(b"first")
+        consumer.send(b"second")
+    first, second = sent
+    attacks = {
+        "change": [first[:4] + b"F" + first[5:]],
+        "repeat": [first, first],
+        "drop": [second],
+        "add": [first, (5).to_bytes(4, "little") + b"third"],
+    }
+    for data in attacks[attack]:
+        write(consumer, data)
+    with pytest.raises(WireError, match="tag"):
+        while True:
+            received(producer)
+
+
+def test_a_name_that_nobody_has_is_a_lost_peer_and_blocks_nobody(channels):
+    start_s = time.monotonic()
+    channel = channels.take("no-such-host.invalid:1234")
+    assert time.monotonic() - start_s < 2
+    with pytest.raises(PeerLostError):
+        answer(channel, ping(channel), within_s=60)
+    channel.close()
+
+
+def test_a_port_that_connects_to_itself_is_nobody():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    connecting = Connecting(f"127.0.0.1:{port}")
+    itself = socket.socket()
+    itself.bind(("127.0.0.1", port))
+    itself.setblocking(False)
+    connecting._socket = itself
+    with pytest.raises(ConnectionRefusedError):
+        while connecting.connected() is None:
+            pass
+    itself.close()
+
+
+def test_no_descriptor_left_is_said_at_the_consumer(channels, server, monkeypatch):
+    def none_left(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("omni_connector_core.onesided.sockets.socket.socket", none_left)
+    with pytest.raises(BackendUnavailableError, match="no file descriptor is left"):
+        channels.take(server.address)
+
+
+def test_no_descriptor_left_is_got_over_at_the_producer(server, producer, channels, caplog):
+    class NoneLeft:
+        def fileno(self):
+            return listener.fileno()
+
+        def accept(self):
+            raise OSError(24, "Too many open files")
+
+        def close(self):
+            listener.close()
+
+    listener, server._listener._socket = server._listener._socket, NoneLeft()
+    channel = channels.take(server.address)
+    number = ask(channel, "k")
+    deadline = Deadline(30)
+    while "cannot accept" not in caplog.text:
+        assert not deadline.expired()
+        channel.receive()
+    server._listener._socket = listener
+    producer.put("k")
+    assert isinstance(answer(channel, number), m.Found | m.Pending)
+    channels.put_back(channel)

@@ -2,15 +2,17 @@
 
 For backends whose engine reads the memory of another process (Mooncake's Transfer Engine, NIXL). Such a backend implements
 `Engine` (register, endpoint, connect, start, done, close) and subclasses `OneSidedTransport`; arena, control channel,
-discovery, leases, quarantine and every guarantee of the contract are here. Needs pyzmq: ``pip install
-omni-connector-core[zmq]``.
+discovery, leases, quarantine and every guarantee of the contract are here.
 
 =============== =====================================================================================
 `engine`        what a backend implements
 `hub`           the process' one engine and arena; retires an engine whose transfer was given up
 `messages`      the control protocol
-`sockets`       the process' ZMQ context; authentication
+`wire`          a control connection: framing and authentication
+`sockets`       addresses, listening, connecting, the shared secret
 `server`        the producer's end of the control channel
+`listener`      its connections
+`early`         questions that came before their producer
 `servers`       the control servers of this process
 `channel`       the consumer's end
 `discovery`     how processes of one host find each other

@@ -1,13 +1,14 @@
-"""The consumer's end of the control channel: a pool of DEALER sockets for each producer's address.
+"""The consumer's end of the control channel: a pool of connections for each producer's address.
 
-A channel belongs to one operation at a time and is driven by the thread that runs it, so an answer wakes that thread and no other.
-ZMQ reconnects by itself; a socket monitor says at once when a connection was lost or refused.
+A channel belongs to one operation at a time and is driven by the thread that runs it, so an answer wakes that thread and no
+other. It connects anew by itself, whenever it is looked at and it is time to.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+import select
 import threading
 import time
 from collections import defaultdict
@@ -15,29 +16,24 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import TypeVar
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import IncompatibleMetadataError, PeerLostError, TransferTimeoutError, error_from_code
 from omni_connector_core.onesided import messages as m
-from omni_connector_core.onesided.sockets import new_socket
+from omni_connector_core.onesided.sockets import Connecting, raise_if_exhausted
+from omni_connector_core.onesided.wire import NAME_NBYTES, DeniedError, Wire
 
 __all__ = ["Channel", "Channels", "Link", "wait_on"]
 
 AnswerT = TypeVar("AnswerT", bound="m.Endpoint | m.Truths | m.Count | m.Pong")
 
-_DENIALS = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-)
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-_EVENTS |= _DENIALS[0] | _DENIALS[1] | _DENIALS[2]
-
-
 _REFUSED_S = 0.5
 """For how long connections are refused before the peer counts as gone, seconds: right after a cut is healed they still are."""
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 0.5
+"""A connection that failed is made anew after so long, twice as long each time, seconds."""
+
+_MAX_UNSENT_NBYTES = 8 << 20
+"""A producer that leaves more than this unread is lost."""
 
 
 class Link(Enum):
@@ -50,41 +46,52 @@ class Link(Enum):
     REFUSED = auto()
     """Nobody listens at that address, now."""
     DENIED = auto()
-    """Somebody listens who does not know the secret, or does not speak ZMQ."""
+    """Somebody listens who does not know the secret, or does not speak our protocol."""
 
 
 class Channel:
-    """One DEALER socket to one producer."""
+    """One connection to one producer, made again when it is lost."""
 
     def __init__(self, address: str, secret: bytes | None) -> None:
         self.address = address
         self.link = Link.CONNECTING
-        self.ups = 0
-        """How often a connection was established: what was sent over an earlier one may be lost."""
         self.confirmed_s = 0.0
         """When the latest message that the producer is known to have received was sent (monotonic clock)."""
-        self.socket = new_socket(zmq.DEALER, address, secret)
-        self.socket.identity = secrets.token_bytes(16)
-        self.socket.reconnect_ivl = 20  # ms
-        self.socket.reconnect_ivl_max = 500
-        self.monitor = self.socket.get_monitor_socket(_EVENTS)
-        self.poller = zmq.Poller()
-        """Waits for this channel alone."""
-        self.poller.register(self.socket, zmq.POLLIN)
-        self.poller.register(self.monitor, zmq.POLLIN)
+        self._secret = secret
+        self._name = secrets.token_bytes(NAME_NBYTES)
+        self._connecting: Connecting | None = None
+        self._wire: Wire | None = None
+        self._replied = False
+        self._ups = 0
+        self._queue: list[bytes] = []
+        self._retry_at_s = 0.0
+        self._retry_s = _FIRST_RETRY_S
         self._sent: dict[int, float] = {}
         self._last_sent_s = 0.0
         self._silent_since_s: float | None = None
         self._refused_since_s = 0.0
-        self.socket.connect(f"tcp://{address}")
+        self._go_on()
+
+    @property
+    def epoch(self) -> int:
+        """Over which connection, counted from 1, what was sent last went or goes; what went over an earlier one may be lost."""
+        return self._ups if self._replied else self._ups + 1
 
     def send(self, question: m.Question) -> None:
-        """Send a question; never blocks."""
+        """Send a question over this connection or, when it is lost, the next; never blocks."""
         now = time.monotonic()
-        try:
-            self.socket.send(m.encode(question), zmq.NOBLOCK)
-        except zmq.Again as error:
-            raise PeerLostError(f"the producer at {self.address} reads no messages") from error
+        body = m.encode(question)
+        if self._wire is not None and self._replied:
+            try:
+                self._wire.send(body)
+            except OSError:
+                self._disconnected()
+                self._queue.append(body)
+            else:
+                if self._wire.unsent > _MAX_UNSENT_NBYTES:
+                    raise PeerLostError(f"the producer at {self.address} reads no messages")
+        else:
+            self._queue.append(body)
         self._last_sent_s = now
         if not isinstance(question, m.Cancel | m.Done):
             self._sent[question.number] = now
@@ -99,10 +106,18 @@ class Channel:
         IncompatibleMetadataError
             The producer speaks another version of the protocol.
         """
+        if self.link is not Link.UP:
+            self._go_on()
+        if self._wire is None or self.link is not Link.UP:
+            return None
         try:
-            raw = self.socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            self._look_at_link()
+            if self._wire.unsent:
+                self._wire.flush()
+            raw = self._wire.receive()
+        except OSError:
+            self._disconnected()
+            return None
+        if raw is None:
             return None
         try:
             answer = m.decode_answer(raw)
@@ -111,7 +126,6 @@ class Channel:
                 f"the process at {self.address} answered what is no answer: {error}",
                 hint="Install the same omni-connector-core on both sides of the edge",
             ) from error
-        self.link = Link.UP
         self._silent_since_s = None
         sent_s = self._sent.pop(answer.number, None)
         if sent_s is not None:
@@ -130,7 +144,7 @@ class Channel:
 
     @property
     def reachable(self) -> bool:
-        """Whether what is sent may arrive; also true of a connection that was made without our having heard of it yet."""
+        """Whether what is sent may arrive."""
         return self.link in (Link.CONNECTING, Link.UP)
 
     @property
@@ -156,26 +170,79 @@ class Channel:
             return PeerLostError(f"the producer at {self.address} has not answered for {self.silent_s:.1f} s")
         return None
 
-    def _look_at_link(self) -> None:
-        while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+    def close(self) -> None:
+        """Close the connection; what was sent over it still goes out."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._connecting is not None:
+            self._connecting.close()
+            self._connecting = None
+
+    # ---- waiting
+
+    @property
+    def waits_for(self) -> tuple[int, int] | None:
+        """Descriptor and events (of `select.poll`) that bring news; None: only time does."""
+        if self._wire is not None:
+            return self._wire.fileno(), select.POLLIN | (select.POLLOUT if self._wire.unsent else 0)
+        if self._connecting is not None and self._connecting.fileno() >= 0:
+            return self._connecting.fileno(), select.POLLOUT
+        return None
+
+    @property
+    def due_s(self) -> float:
+        """When it wants to be looked at though nothing came (monotonic clock)."""
+        if self._wire is not None or self.link is Link.DENIED:
+            return math.inf
+        return self._retry_at_s if self._connecting is None else self._connecting.due_s
+
+    # ---- the connection
+
+    def _go_on(self) -> None:
+        """Go on with connecting and the handshake, as far as is possible now."""
+        if self.link is Link.DENIED:
+            return
+        try:
+            if self._wire is None:
+                if self._connecting is None:
+                    if time.monotonic() < self._retry_at_s:
+                        return
+                    self._connecting = Connecting(self.address)
+                connection = self._connecting.connected()
+                if connection is None:
+                    return
+                self._connecting = None
+                self._wire = Wire(connection, self._secret)
+            if not self._replied:
+                if not self._wire.reply(self._name):
+                    return
+                self._replied = True
+                self._ups += 1
+                while self._queue:
+                    self._wire.send(self._queue.pop(0))
+            if self._wire.accepted():
                 self.link = Link.UP
-                self.ups += 1
-            elif event in _DENIALS:
-                self.link = Link.DENIED
-            elif event == zmq.EVENT_DISCONNECTED:
-                if self.link is not Link.DENIED:
-                    self.link = Link.CONNECTING
-            elif self.link is Link.CONNECTING or self.link is Link.UP:
+                self._retry_s = _FIRST_RETRY_S
+        except DeniedError:
+            self.close()
+            self.link = Link.DENIED
+        except OSError as error:
+            raise_if_exhausted(error)
+            refused = self._wire is None
+            self._disconnected()
+            if refused and self.link is not Link.REFUSED:
                 self.link = Link.REFUSED
                 self._refused_since_s = time.monotonic()
 
-    def close(self, linger_s: float = 0.5) -> None:
-        """Close the socket; what was sent still goes out when the peer is there."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=int(linger_s * 1000) if self.reachable else 0)
+    def _disconnected(self) -> None:
+        self.close()
+        self._replied = False
+        self._retry_at_s = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
+        if self.link is Link.UP:
+            self.link = Link.CONNECTING
+            self._retry_at_s = 0.0
 
 
 class Channels:
@@ -193,6 +260,8 @@ class Channels:
             with self._lock:
                 idle = self._idle[address]
                 channel = idle.pop() if idle else None
+                if not idle:
+                    del self._idle[address]
             if channel is None:
                 return Channel(address, self._secret)
             try:
@@ -258,13 +327,13 @@ def wait_on(channels: list[Channel], until_s: float, fd: int | None = None) -> N
     until_s
         Wake up then at the latest, on the monotonic clock.
     """
-    if len(channels) == 1 and fd is None:
-        poller = channels[0].poller
-    else:
-        poller = zmq.Poller()
-        for channel in channels:
-            poller.register(channel.socket, zmq.POLLIN)
-            poller.register(channel.monitor, zmq.POLLIN)
-        if fd is not None:
-            poller.register(fd, zmq.POLLIN)
-    poller.poll(max(math.ceil(min(until_s - time.monotonic(), m.PING_S) * 1000), 1))
+    poll = select.poll()
+    now = time.monotonic()
+    until_s = min(until_s, now + m.PING_S)
+    for channel in channels:
+        if (waits_for := channel.waits_for) is not None:
+            poll.register(*waits_for)
+        until_s = min(until_s, channel.due_s)
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+    poll.poll(max(math.ceil((until_s - now) * 1000), 0))

@@ -6,7 +6,8 @@ that never blocks, and a handle between the two run the same code. Ending it in 
 undoes what was begun: questions are cancelled, the claim goes back unread, memory under a running transfer into quarantine.
 
 One get that finds its payload costs 2 messages and 1 engine read before it returns and 1 message after; it wakes the producer's
-control thread twice, and copies nothing but by the read itself. A small frame comes with the answer and needs no read.
+control thread twice, and copies nothing but by the read itself. A get that waits was asked before: between the put and its
+payload lies 1 message, from the putting thread to the getting one. A small frame comes with the answer and needs no read.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Candidate:
     where: Whereabouts
     channel: Channel
     ask: m.Ask
-    ups: int
+    epoch: int
     answer: m.Found | m.Pending | OmniConnectorError | None = None
     absent: bool = False
 
@@ -201,8 +202,8 @@ class Fetch:
             for news in self._producers.news_for(where):
                 channel.send(news)
             ask = m.Ask(m.new_number(), self._producers.scope, self._key, where.instance, where.producer)
-            self._asked.append(_Candidate(where, channel, ask, channel.ups))
             channel.send(ask)
+            self._asked.append(_Candidate(where, channel, ask, channel.epoch))
 
     def _listen(self, candidate: _Candidate) -> None:
         """Take in what a candidate says, or what its silence says."""
@@ -219,10 +220,9 @@ class Fetch:
             candidate.answer, candidate.absent = answer, False
             if isinstance(answer, m.Found):
                 return
-        if channel.ups > candidate.ups:  # a new connection: what was said over the old one may be lost
-            if candidate.ups:
-                channel.send(candidate.ask)
-            candidate.ups = channel.ups
+        if channel.epoch > candidate.epoch:  # the connection was lost, and the question maybe with it
+            channel.send(candidate.ask)
+            candidate.epoch = channel.epoch
         lost = channel.lost()
         if lost is None:
             channel.tend([])

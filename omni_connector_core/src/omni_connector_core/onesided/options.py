@@ -36,7 +36,8 @@ class OneSidedOptions(Options):
     )
     secret_file: str | None = option(
         default=None,
-        doc="File with a shared secret, mode 600: control connections are then authenticated and encrypted (CURVE).",
+        doc="File with a shared secret, mode 600: every control connection and message is then authenticated (HMAC). Neither messages "
+        "nor payloads are encrypted.",
     )
     capacity_bytes: int = option(
         parse=byte_size,

@@ -217,16 +217,25 @@ class Reading:
         contact.result()
 
     def _describe(self) -> Steps[m.Endpoint]:
-        question = m.Describe(m.new_number(), self._found.claim)
-        self._channel.send(question)
+        answer = yield from self._answer(m.Describe(m.new_number(), self._found.claim))
+        assert isinstance(answer, m.Endpoint)
+        return answer
+
+    def _answer(self, question: m.Describe | m.Ping) -> Steps[m.Answer]:
+        """Ask, and ask again over every new connection, until there is an answer."""
+        channel = self._channel
+        channel.send(question)
+        epoch = channel.epoch
         while True:
             for answer in self._news():
                 if answer.number == question.number:
                     if isinstance(answer, m.Failed):
                         raise error_from_code(answer.code, answer.message)
-                    assert isinstance(answer, m.Endpoint)
                     return answer
-            yield Pause(partial(wait_on, [self._channel]), short=True)
+            if channel.epoch > epoch:
+                channel.send(question)
+                epoch = channel.epoch
+            yield Pause(partial(wait_on, [channel]), short=True)
 
     def _make_sure(self) -> Steps[None]:
         """Make sure that the claim stood while we read; else the memory may have been used for something else meanwhile.
@@ -235,17 +244,9 @@ class Reading:
         """
         if self._channel.lease_s > _MARGIN_S:
             return
-        ping = m.Ping(m.new_number(), [self._found.claim])
-        self._channel.send(ping)
-        while True:
-            for answer in self._channel.answers():
-                if isinstance(answer, m.Pong) and answer.number == ping.number:
-                    if self._found.claim in answer.claims:
-                        return
-                    raise PeerLostError("the producer took us for dead while we read, and gave the payload up")
-            if (lost := self._channel.lost()) is not None:
-                raise lost
-            yield Pause(partial(wait_on, [self._channel]), short=True)
+        pong = yield from self._answer(m.Ping(m.new_number(), [self._found.claim]))
+        if not (isinstance(pong, m.Pong) and self._found.claim in pong.claims):
+            raise PeerLostError("the producer took us for dead while we read, and gave the payload up")
 
     def _news(self) -> list[m.Answer]:
         """Return what the producer said, tell it that we live, and see whether it does."""

@@ -1,65 +1,141 @@
-"""The process' ZMQ context, and authentication with a shared secret.
-
-With a secret, every control connection is CURVE: the server's key pair is derived from the secret and its public half is never
-sent, so completing the handshake proves, to both sides, that the other one knows the secret. Control messages are then also
-encrypted; payloads, which the engine moves, are not.
-"""
+"""Addresses, listening and connecting sockets, and the shared secret of the control channel."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import errno
 import ipaddress
+import math
 import os
+import socket
 import stat
 import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
-import zmq
-from zmq.utils import z85
+from omni_connector_core.errors import BackendUnavailableError, OptionError
 
-from omni_connector_core.errors import OptionError
-from omni_connector_core.onesided.messages import MAX_MESSAGE_NBYTES
-
-__all__ = ["context", "is_loopback", "new_socket", "read_secret"]
+__all__ = ["Connecting", "is_loopback", "listen", "raise_if_exhausted", "read_secret"]
 
 _MIN_SECRET_NBYTES = 16
-
-_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
-_lock = threading.Lock()
-
-
-def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Return the context of this process; a forked child gets its own."""
-    pid = os.getpid()
-    found = _contexts.get(pid)
-    if found is None:
-        with _lock:
-            found = _contexts.setdefault(pid, zmq.Context())
-    return found
+_BACKLOG = 1024
+_LOOK_S = 0.01
 
 
-def new_socket(kind: int, address: str, secret: bytes | None) -> zmq.Socket[bytes]:
-    """Make a socket of the control channel: bounded messages and queues, no linger, CURVE when there is a secret."""
-    socket = context().socket(kind)
-    socket.linger = 0
-    socket.maxmsgsize = MAX_MESSAGE_NBYTES
-    socket.handshake_ivl = 2000  # ms: who connects and says nothing is dropped
-    socket.ipv6 = address.startswith("[")
-    socket.tcp_keepalive = 1
-    if secret is not None:
-        private, public = _key_pair(secret)
-        if kind == zmq.ROUTER:
-            socket.curve_secretkey, socket.curve_publickey, socket.curve_server = private, public, True
+def raise_if_exhausted(error: OSError) -> None:
+    """Raise the error to show when it says that this process, or the host, has no descriptor left.
+
+    Raises
+    ------
+    BackendUnavailableError
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise BackendUnavailableError(
+            f"no file descriptor is left: {error.strerror}", hint="Raise the limit (ulimit -n), or find what leaks them"
+        ) from error
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Listen on an address; port 0 takes a free one.
+
+    Returns
+    -------
+    socket, str
+        And its ``host:port``, as a consumer is to be told.
+
+    Raises
+    ------
+    OSError
+    """
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    bound = listener.getsockname()
+    shown = f"[{bound[0]}]" if family == socket.AF_INET6 else bound[0]
+    return listener, f"{shown}:{bound[1]}"
+
+
+class Connecting:
+    """A connection on its way; nothing here blocks, not even to look up a name.
+
+    Parameters
+    ----------
+    address
+        ``host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket: socket.socket | None = None
+        self._found = _look_up(address)
+
+    def connected(self) -> socket.socket | None:
+        """Return the socket, once; None while it is not connected.
+
+        Raises
+        ------
+        OSError
+            It cannot be.
+        """
+        if self._socket is None:
+            if not self._found.done():
+                return None
+            family, address = self._found.result()
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            code = self._socket.connect_ex(address)
         else:
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-            socket.curve_serverkey = public
-    return socket
+            code = self._socket.connect_ex(self._socket_address())
+        if code in (errno.EINPROGRESS, errno.EALREADY):
+            return None
+        if code not in (0, errno.EISCONN):
+            raise OSError(code, os.strerror(code))
+        connection = self._socket
+        if connection.getsockname() == connection.getpeername():  # a free port of this host may connect to itself
+            raise OSError(errno.ECONNREFUSED, "nobody listens")
+        self._socket = None
+        return connection
+
+    def _socket_address(self) -> Any:
+        return self._found.result()[1]
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes writable when there is news; -1: none yet."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def due_s(self) -> float:
+        """When to look though the descriptor brought no news (monotonic clock)."""
+        return math.inf if self._socket is not None else time.monotonic() + _LOOK_S
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._socket is not None:
+            self._socket.close()
 
 
-def _key_pair(secret: bytes) -> tuple[bytes, bytes]:
-    private = z85.encode(hmac.digest(b"omni-connector control server", secret, hashlib.sha256))
-    return private, zmq.curve_public(private)
+def _look_up(address: str) -> Future[tuple[int, Any]]:
+    """Find the family and the socket address of a ``host:port``; at once, unless it is a name."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    future: Future[tuple[int, Any]] = Future()
+
+    def ask(flags: int) -> None:
+        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+        future.set_result((family, found))
+
+    def ask_name() -> None:
+        try:
+            ask(0)
+        except OSError as error:
+            future.set_exception(error)
+
+    try:
+        ask(socket.AI_NUMERICHOST)
+    except OSError:
+        threading.Thread(target=ask_name, name="omni-look-up", daemon=True).start()
+    return future
 
 
 def read_secret(path: str | None) -> bytes | None:

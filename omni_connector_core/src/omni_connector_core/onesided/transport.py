@@ -157,7 +157,8 @@ class OneSidedTransport(Transport):
         except OmniConnectorError:  # of anything else, such as Ctrl-C, nobody knows whether the payload is live by now
             self._free(region)
             raise
-        server.expect(ttl_s)
+        if ledger.exists(key):  # else a consumer that waited has it by now
+            server.expect(ttl_s)
         return {"address": server.address, "instance": self._instance}
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
