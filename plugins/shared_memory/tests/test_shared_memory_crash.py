@@ -87,7 +87,7 @@ def get_while_alive(conn: OmniConnector, child: BaseProcess) -> Any:
     while True:
         alive = child.is_alive()
         try:
-            return conn.get("k", timeout=0.02)
+            return conn.get("k", timeout=2)
         except (PeerLostError, TransferTimeoutError):
             if not alive:
                 return None
