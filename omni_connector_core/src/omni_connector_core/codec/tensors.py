@@ -58,19 +58,18 @@ def _lower_tensor(writer: Writer, value: torch.Tensor, depth: int) -> Any:
     ndim = len(shape)
     nbytes = value.nbytes
     if value.is_contiguous() and not value.is_conj() and not value.is_neg():
-        address = _address(value)
-        index = writer.put(address, nbytes, value)
+        index = writer.put(_address(value, nbytes), nbytes, value)
     else:
         index = writer.put(functools.partial(_fill, value), nbytes)
     return Ext(TENSOR, ARRAY_HEADS[ndim].pack(code, ndim, index, *shape))
 
 
-def _address(value: torch.Tensor) -> int:
+def _address(value: torch.Tensor, nbytes: int) -> int:
     try:
         address = value.data_ptr()
     except RuntimeError as error:
         raise UnencodableError(f"a tensor without memory of its own: {error}") from error
-    if value.nbytes and not address:
+    if nbytes and not address:
         raise UnencodableError("a tensor without memory")
     return address
 
@@ -113,7 +112,7 @@ def _group(writer: Writer, values: Sequence[torch.Tensor]) -> Any:
         found = list(map(alike, values))
         if found.count(found[0]) != count:
             return None
-    _address(first)
+    _address(first, first.nbytes)
     if not first.is_cpu:
         staged = stage(torch.stack(tuple(values)))
         index = writer.put(staged.data_ptr(), staged.nbytes, staged)
@@ -138,14 +137,14 @@ def _lift_tensor(reader: Reader, data: memoryview) -> torch.Tensor:
     if dtype is None:
         raise DecodeError(f"torch dtype {code} is not known here")
     offset, nbytes = reader.span(index)
-    if math.prod(shape) * dtype.itemsize != nbytes:
+    if math.prod(shape) * TORCH_ITEMSIZES[code] != nbytes:
         raise DecodeError(f"a tensor of shape {shape} and dtype {dtype} in {nbytes} bytes")
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
     base = reader.base
     if dtype is torch.bool:
         check_bool(base[offset : offset + nbytes])
-    if reader.private or not base.flags.writeable:
+    if reader.private or not reader.writeable:
         tensor = torch.empty(shape, dtype=dtype)
         copy(tensor.data_ptr(), array_address(base) + offset, nbytes)
         return tensor

@@ -135,15 +135,18 @@ class Reader:
     base : ndarray of uint8
         The frame's memory. Views are made from it, because it keeps the memory's own object alive and exported:
         torch alone would let go of an mmap that is then closed under the tensor.
+    writeable
+        Whether the memory may be written to.
     private
         Whether values must not refer to the memory.
     """
 
-    __slots__ = ("base", "depth", "lengths", "offsets", "private", "types")
+    __slots__ = ("base", "depth", "lengths", "offsets", "private", "types", "writeable")
 
     def __init__(self, types: TypeRegistry, base: np.ndarray[Any, Any], layout: FrameLayout, private: bool) -> None:
         self.types = types
         self.base = base
+        self.writeable = base.flags.writeable
         self.offsets = layout.offsets
         self.lengths = layout.lengths.copy()
         self.private = private

@@ -31,6 +31,8 @@ from omni_connector_shared_memory.server import Server
 
 __all__ = ["ProducerEnd"]
 
+RECLAIM_EVERY = 8
+"""After so many small payloads put to look at what consumers released; whoever lacks room, or asks what is held, looks at once."""
 LOOK_AGAIN_S = 0.05
 """How often a put that waits for room looks by itself: a release and the wish to be told of it may have crossed."""
 
@@ -66,6 +68,7 @@ class ProducerEnd:
         self._closed = False
         self._starting = threading.Lock()
         self._waiting_for_room = 0
+        self._puts = 0
 
     def start(self) -> _Running:
         """Take the producer's place in the meeting, once; later calls cost nothing.
@@ -139,7 +142,9 @@ class ProducerEnd:
             raise
         server.wake_by(time.monotonic() + ttl_s)
         if nbytes < LARGE_NBYTES:
-            server.reclaim()
+            self._puts += 1
+            if not self._puts % RECLAIM_EVERY:
+                server.reclaim()
 
     def consumed(self, key: Key, deadline: Deadline) -> bool:
         """Wait until a payload is gone; see `Transport.consumed`."""
