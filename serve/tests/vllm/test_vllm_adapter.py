@@ -125,6 +125,15 @@ def test_struct_defaults_are_left_out_and_empty_values_are_not() -> None:
     assert wire_payload({"a": [Inner(4)], "b": Inner()}) == {"a": [{"number": 4}], "b": {}}
 
 
+def test_a_struct_is_looked_into_once_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chunk(msgspec.Struct):
+        number: int = 0
+
+    assert wire_payload(Chunk(1)) == {"number": 1}
+    monkeypatch.setattr(msgspec.structs, "fields", None)
+    assert wire_payload([Chunk(2), Chunk()]) == [{"number": 2}, {}]
+
+
 def test_kv_cache_as_the_manager_sends_and_takes_it(make: Make) -> None:
     sender, receiver = make(None), make(None)
     layers = {"key_cache": [torch.randn(4, 2, 8)], "value_cache": [torch.randn(4, 2, 8)]}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,15 +42,21 @@ def _without_structs(value: Any) -> Any:
     """Replace structs by dicts of the fields that differ from their default, as the engine's own serialisation does."""
     if isinstance(value, msgspec.Struct):
         return {
-            field.name: _without_structs(inner)
-            for field in msgspec.structs.fields(value)
-            if (inner := getattr(value, field.name)) is not field.default
+            name: _without_structs(inner)
+            for name, default in _fields(type(value))
+            if (inner := getattr(value, name)) is not default
         }
     if type(value) is dict:
         return {name: _without_structs(inner) for name, inner in value.items()}
     if type(value) is list:
         return [_without_structs(inner) for inner in value] if any(map(_may_hold, value)) else value
     return value
+
+
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    """Names and defaults; msgspec evaluates every annotation anew when it is asked, a millisecond for each struct."""
+    return tuple((field.name, field.default) for field in msgspec.structs.fields(struct))
 
 
 def _may_hold(value: Any) -> bool:
