@@ -55,10 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and what judges and reports the run."""
+    """Register the markers and what judges and reports the run."""
     config.addinivalue_line(
         "markers", "omni_capability(name, claimed): run only where the backend claims (or does not) a capability"
     )
+    config.addinivalue_line("markers", "omni_option(*names): the test shows an effect of these options")
     from omni_connector_contract_tests.integrity import Integrity
     from omni_connector_contract_tests.report import Report
 

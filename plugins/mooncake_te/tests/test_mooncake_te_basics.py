@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from omni_connector_core import PeerLostError, TransferTimeoutError, create_connector
+from omni_connector_core import TransferTimeoutError, create_connector
 from omni_connector_core.services import free_ports
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
@@ -43,24 +43,6 @@ def test_across_processes(namespace, with_metadata):
     ours.send("done")
     producer.join(20)
     assert producer.exitcode == 0
-
-
-def test_a_shared_secret_lets_in_who_knows_it(namespace, tmp_path):
-    paths = [tmp_path / "secret", tmp_path / "another"]
-    for path in paths:
-        path.write_text(secrets.token_hex(32))
-        path.chmod(0o600)
-    configs = [{**CONFIG, "secret_file": str(path)} for path in paths]
-    with create_connector("mooncake_te", configs[0], namespace=namespace, role="producer") as producer:
-        metadata = producer.put("k", np.arange(100_000))
-        for config in (configs[1], CONFIG):
-            with (
-                create_connector("mooncake_te", config, namespace=namespace, role="consumer") as stranger,
-                pytest.raises(PeerLostError, match="secret_file"),
-            ):
-                stranger.get("k", metadata, timeout=20)
-        with create_connector("mooncake_te", configs[0], namespace=namespace, role="consumer") as consumer:
-            assert (consumer.get("k", metadata, timeout=20) == np.arange(100_000)).all()
 
 
 def test_a_cold_peer_is_found_by_its_address_alone(namespace, tmp_path, monkeypatch):

@@ -21,9 +21,7 @@ import pytest
 from shared_memory_edge import Edge, eventually, produce, spawn
 
 from omni_connector_core import OmniConnector, Role, create_connector
-from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, OptionError
-from omni_connector_core.options import option_table
-from omni_connector_shared_memory.options import SharedMemoryOptions
+from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
@@ -163,51 +161,6 @@ def test_a_full_tmpfs_is_a_capacity_error() -> None:
 
 def test_a_small_dev_shm_does_not_matter() -> None:
     mounted("-o size=64m shm /dev/shm && mount -t tmpfs -o size=1m run /mnt", WITH_A_SMALL_DEV_SHM)
-
-
-def pool_files(pid: int | str = "self") -> list[Path]:
-    links = {fd: fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists()}
-    return [fd for fd, link in links.items() if "omni-connector-pool" in str(link)]
-
-
-def test_the_pool_grows_by_the_steps_that_were_asked_for(edge: Edge) -> None:
-    with edge.open(Role.PRODUCER, {"pool_bytes": "3MiB"}) as producer:
-        assert pool_files() == []
-        producer.put("k", 1)
-        assert {file.stat().st_blocks * 512 for file in pool_files()} == {3 << 20}
-    assert pool_files() == []
-
-
-def test_the_pool_lies_in_the_folder_that_was_asked_for(edge: Edge, tmp_path: Path) -> None:
-    with edge.open(Role.PRODUCER, {"pool_dir": "/dev/shm"}) as producer:
-        producer.put("k", 1)
-        maps = Path("/proc/self/maps").read_text()
-        assert re.search(r" /dev/shm/\S+ \(deleted\)", maps)
-    with edge.open(Role.PRODUCER, {"pool_dir": str(tmp_path / "missing")}) as producer:
-        with pytest.raises(BackendUnavailableError, match="missing"):
-            producer.put("k", 1)
-        assert edge.files() == []
-
-
-def test_the_runtime_folder_is_the_one_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNI_CONNECTOR_RUNTIME_DIR", str(tmp_path / "env"))
-    with create_connector("shared_memory", {}) as by_environment:
-        by_environment.put("k", 1)
-        assert len(list((tmp_path / "env").iterdir())) == 2
-        with create_connector("shared_memory", {"runtime_dir": str(tmp_path / "option")}) as by_option:
-            by_option.put("k", 1)
-            assert len(list((tmp_path / "option").iterdir())) == 2
-    assert list((tmp_path / "env").iterdir()) == []
-
-
-def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(OptionError, match="pool_byte.*did you mean 'pool_bytes'"):
-        create_connector("shared_memory", {"pool_byte": 1})
-
-
-def test_the_readme_has_the_option_table() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    assert option_table(SharedMemoryOptions) in readme
 
 
 # ---- what a transfer costs

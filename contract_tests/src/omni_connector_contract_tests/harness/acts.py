@@ -15,7 +15,8 @@ import psutil
 
 from omni_connector_contract_tests.harness.payloads import Bulk, build, fingerprint
 from omni_connector_contract_tests.harness.worker import Acting, Run
-from omni_connector_core import NOT_READY, Capabilities, OmniConnectorError
+from omni_connector_core import NOT_READY, Capabilities, DecodeError, Key, OmniConnectorError
+from omni_connector_core.codec import Codec
 
 # ---- putting
 
@@ -69,6 +70,20 @@ def _in_threads(threads: int, count: int, work: Any) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+# ---- between transport and codec
+
+
+def damage_is_found(acting: Acting, key: str) -> bool:
+    """Take a payload as it lies in the transport, change a bit of its data, and say whether decoding it is an error."""
+    memory = bytearray(acting.connector.transport.get(Key(key), deadline=acting.connector.deadline(None)))
+    memory[len(memory) // 2] ^= 1
+    try:
+        Codec().decode(memory)
+    except DecodeError:
+        return True
+    return False
 
 
 # ---- holding what was got

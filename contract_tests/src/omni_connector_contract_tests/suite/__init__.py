@@ -1,7 +1,7 @@
 """The tests of the contract, level by level."""
 
 from omni_connector_contract_tests.harness.backend import Backend
-from omni_connector_contract_tests.suite.base import ContractTests, deviation, requires, without
+from omni_connector_contract_tests.suite.base import ContractTests, deviation, observes, requires, without
 from omni_connector_contract_tests.suite.buffers import TestBatch, TestGetInto, TestViews
 from omni_connector_contract_tests.suite.capacity import TestCapacity, TestState
 from omni_connector_contract_tests.suite.configuration import TestDeployFaults, TestDeployFile
@@ -52,6 +52,7 @@ __all__ = [
     "TestViews",
     "TestWaiting",
     "deviation",
+    "observes",
     "requires",
     "without",
 ]

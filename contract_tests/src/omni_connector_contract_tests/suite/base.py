@@ -12,7 +12,7 @@ from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.probes import FileProbe
 
-__all__ = ["ContractTests", "deviation", "requires", "without"]
+__all__ = ["ContractTests", "deviation", "observes", "requires", "without"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -25,6 +25,11 @@ def requires(capability: str) -> pytest.MarkDecorator:
 def without(capability: str) -> pytest.MarkDecorator:
     """Run the test only on a backend that does not claim the capability."""
     return pytest.mark.omni_capability(capability, claimed=False)
+
+
+def observes(*options: str) -> pytest.MarkDecorator:
+    """Say which options the test shows an effect of; every option of a backend needs one (`observed.unobserved`)."""
+    return pytest.mark.omni_option(*options)
 
 
 def deviation(reason: str) -> Callable[[FunctionT], FunctionT]:

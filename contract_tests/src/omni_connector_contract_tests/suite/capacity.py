@@ -8,7 +8,7 @@ from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, eventually
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
-from omni_connector_contract_tests.suite.base import ContractTests, requires, without
+from omni_connector_contract_tests.suite.base import ContractTests, observes, requires, without
 from omni_connector_core import NOT_READY, CapacityError, PayloadTooLargeError
 
 __all__ = ["TestCapacity", "TestState"]
@@ -31,6 +31,7 @@ class TestCapacity(ContractTests):
         producer.put("k", "fits")
         assert ends.consumer.get("k") == "fits"
 
+    @observes("capacity_bytes")
     @requires("bounded")
     def test_a_full_backend_refuses_at_the_deadline_and_loses_nothing(self, ends: Ends) -> None:
         producer = ends.open("producer", config=SMALL)

@@ -10,7 +10,7 @@ from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import End, Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, eventually
 from omni_connector_contract_tests.harness.payloads import Bulk
-from omni_connector_contract_tests.suite.base import ContractTests
+from omni_connector_contract_tests.suite.base import ContractTests, observes
 from omni_connector_core import (
     NOT_READY,
     Key,
@@ -211,6 +211,7 @@ class TestExpiry(ContractTests):
         ends.producer.put("k", Bulk(100_000), ttl=0.1)
         eventually(lambda: ends.producer.usage().bytes_held == 0)
 
+    @observes("ttl_s")
     def test_the_default_time_to_live_is_the_option(self, ends: Ends) -> None:
         producer = ends.open("producer", config={"ttl_s": 0.1})
         producer.put("k", 1)

@@ -8,7 +8,7 @@ from omni_connector_contract_tests.harness import flows
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, WITHIN_SECONDS_S, eventually
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
-from omni_connector_contract_tests.suite.base import ContractTests, requires
+from omni_connector_contract_tests.suite.base import ContractTests, observes, requires
 from omni_connector_core import (
     Key,
     PeerLostError,
@@ -92,6 +92,14 @@ class TestStreams(ContractTests):
         assert ends.consumer.act(flows.read_some, "r", 4) == prints(chunks)
         ends.producer.act(flows.write_on, "r", Bulk(10), last=True)
         assert ends.consumer.act(flows.read_to_the_end, "r")[0] == prints([Bulk(10)])
+
+    @observes("stream_window")
+    def test_the_default_window_is_the_option(self, ends: Ends) -> None:
+        producer = ends.open("producer", config={"stream_window": 2})
+        producer.act(flows.write_stream, "r", bulks(3), stop_after=2)
+        with pytest.raises(TransferTimeoutError, match="2 unread chunks"):
+            producer.act(flows.write_on, "r", Bulk(10), timeout=0.2)
+        producer.cleanup("r")
 
     def test_two_streams_of_a_request_keep_apart(self, ends: Ends) -> None:
         audio, text = bulks(9), bulks(5, nbytes=40)

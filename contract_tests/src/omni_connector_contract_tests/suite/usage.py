@@ -8,7 +8,7 @@ from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, WITHIN_SECONDS_S
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
-from omni_connector_contract_tests.suite.base import ContractTests, requires, without
+from omni_connector_contract_tests.suite.base import ContractTests, observes, requires, without
 from omni_connector_core import (
     ClosedError,
     EncodeError,
@@ -167,10 +167,14 @@ class TestOptions(ContractTests):
         for field in dataclasses.fields(plugin_manager.spec(ends.backend.name).load_options()):
             assert field.metadata["doc"].endswith("."), f"option {field.name} is not documented"
 
-    def test_a_checksum_is_carried_and_checked(self, ends: Ends) -> None:
-        producer = ends.open("producer", config={"checksum": "crc32"})
+    @observes("checksum")
+    @pytest.mark.parametrize("checksum", ["none", "crc32"])
+    def test_a_checksum_is_carried_and_checked(self, ends: Ends, checksum: str) -> None:
+        producer = ends.open("producer", config={"checksum": checksum})
         producer.put("k", Bulk(100_000))
         assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000))
+        producer.put("damaged", Bulk(100_000))
+        assert ends.consumer.act(acts.damage_is_found, "damaged") is (checksum != "none")
 
     def test_a_payload_that_cannot_be_encoded_is_refused_and_nothing_is_put(self, ends: Ends) -> None:
         with pytest.raises(EncodeError, match=r"\['inside'\]\[2\]"):

@@ -8,7 +8,7 @@ from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, eventually
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
-from omni_connector_contract_tests.suite.base import ContractTests
+from omni_connector_contract_tests.suite.base import ContractTests, observes
 from omni_connector_core import NOT_READY, TransferTimeoutError
 
 __all__ = ["TestHandles", "TestWaiting"]
@@ -84,6 +84,7 @@ class TestWaiting(ContractTests):
         assert isinstance(error, TransferTimeoutError)
         assert seconds < WITHIN_A_SECOND_S
 
+    @observes("timeout_s")
     def test_the_default_timeout_is_the_option(self, ends: Ends) -> None:
         consumer = ends.open("consumer", config={"timeout_s": A_WAIT_S})
         seconds, _, error = consumer.act(acts.timed, "get", "k")
