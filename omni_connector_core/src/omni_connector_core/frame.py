@@ -111,10 +111,11 @@ class Frame:
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
         if len(meta) >= 1 << 32:
             raise ValueError("the values beside the buffers are longer than 4 GiB")
-        lengths = [nbytes for _, nbytes, _ in sources]
-        unpadded = PREFIX_NBYTES + 8 * len(lengths) + len(meta)
+        lengths: list[int] = []
+        unpadded = PREFIX_NBYTES + 8 * len(sources) + len(meta)
         head_nbytes = nbytes = (unpadded + 63) & -64
-        for length in lengths:
+        for _, length, _ in sources:
+            lengths.append(length)
             nbytes += (length + 63) & -64
         self.nbytes = nbytes
         self._sources = sources

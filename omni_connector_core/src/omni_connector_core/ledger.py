@@ -172,12 +172,14 @@ class Ledger(Generic[ItemT]):
             old = self._live.get(key)
             if old is not None:
                 self._drop(old, freed)
-            self._endings.pop(key, None)
+            if self._endings:
+                self._endings.pop(key, None)
             generation = next(self._numbers)
             entry = _Entry(key, item, nbytes, generation, readers, now, now + ttl_s)
             waiters = self._waiters.get(key)
             if waiters:
-                for reader in list(waiters)[:readers]:
+                while waiters and entry.unclaimed:
+                    reader = next(iter(waiters))
                     deliveries.append((waiters.pop(reader), self._issue(entry, reader)))
                 if not waiters:
                     del self._waiters[key]
@@ -186,7 +188,8 @@ class Ledger(Generic[ItemT]):
                 if len(self._expiries) > 2 * len(self._live) + STALE_EXPIRIES:
                     self._expiries = [(live.expires_s, live.generation, live.key) for live in self._live.values()]
                     heapq.heapify(self._expiries)
-        self._give_back(freed)
+        if freed:
+            self._give_back(freed)
         for deliver, claim in deliveries:
             deliver(claim)
         return generation

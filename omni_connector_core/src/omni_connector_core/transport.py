@@ -91,6 +91,8 @@ class TransportContext:
     peers: Mapping[Peer, str] = field(default_factory=dict)
 
 
+_OTHER_END = {Role.PRODUCER: Role.CONSUMER, Role.CONSUMER: Role.PRODUCER}
+
 _forks = 0
 """How many forks lie between this process and the first of its line that imported this module."""
 
@@ -125,6 +127,7 @@ class Transport(ABC):
         self.context = context
         self.options = context.options
         self._forks = _forks
+        self._not_ours = _OTHER_END.get(context.role)
         self._closed = False
         self._close_lock = threading.Lock()
 
@@ -416,8 +419,8 @@ class Transport(ABC):
             raise self._located(ClosedError("the connector is closed"), key)
         if self._forks != _forks:
             raise self._located(ForkedError("the connector belongs to the parent process"), key)
-        role = self.context.role
-        if needed is not None and role is not Role.BOTH and role is not needed:
+        if needed is self._not_ours and needed is not None:
+            role = self.context.role
             raise self._located(
                 RoleError(
                     f"this process is the {role.value} of the edge",
