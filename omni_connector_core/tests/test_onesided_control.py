@@ -657,6 +657,16 @@ def test_a_port_that_connects_to_itself_is_nobody():
     itself.close()
 
 
+def test_a_neighbour_is_met_without_tcp_unless_it_is_another_users(server, monkeypatch):
+    for uid, family in ((os.getuid(), socket.AF_UNIX), (os.getuid() + 1, socket.AF_INET)):
+        monkeypatch.setattr(os, "getuid", lambda uid=uid: uid)
+        connecting = Connecting(server.address)
+        while (connected := connecting.connected()) is None:
+            pass
+        assert connected.family == family
+        connected.close()
+
+
 def test_no_descriptor_left_is_said_at_the_consumer(channels, server, monkeypatch):
     def none_left(*_):
         raise OSError(24, "Too many open files")
@@ -668,23 +678,19 @@ def test_no_descriptor_left_is_said_at_the_consumer(channels, server, monkeypatc
 
 def test_no_descriptor_left_is_got_over_at_the_producer(server, producer, channels, caplog):
     class NoneLeft:
-        def fileno(self):
-            return listener.fileno()
-
         def accept(self):
             raise OSError(24, "Too many open files")
 
-        def close(self):
-            listener.close()
-
-    listener, server._listener._socket = server._listener._socket, NoneLeft()
+    listeners = server._listener._listeners
+    there = dict(listeners)
+    listeners.update(dict.fromkeys(there, NoneLeft()))
     channel = channels.take(server.address)
     number = ask(channel, "k")
     deadline = Deadline(30)
     while "cannot accept" not in caplog.text:
         assert not deadline.expired()
         channel.receive()
-    server._listener._socket = listener
+    listeners.update(there)
     producer.put("k")
     assert isinstance(answer(channel, number), m.Found | m.Pending)
     channels.put_back(channel)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from omni_connector_core.capabilities import Capabilities, Health, Usage
 from omni_connector_core.deadline import LONGEST_S, Deadline
@@ -121,7 +121,8 @@ class Transport(ABC):
         Kept as `self.context`; `self.options` are the backend's options.
     """
 
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
+    """What it can do: an attribute of the class, unless options decide."""
 
     def __init__(self, context: TransportContext) -> None:
         self.context = context

@@ -30,6 +30,12 @@ __all__ = ["Hub", "Share", "Transfer", "hub"]
 
 _log = logging.getLogger(__name__)
 
+_NAP = 0.8
+"""The part of a transfer's expected time that is slept through."""
+
+_LEARNED = 0.2
+"""How much the latest transfer counts for what the next is expected to take."""
+
 
 class _Generation:
     """One engine instance: its peers, its transfers, and the memory that it may still write."""
@@ -37,6 +43,8 @@ class _Generation:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.peers: dict[str, Future[Any]] = {}
+        self.byte_s = 0.0
+        """What a byte of a large transfer took of late, seconds."""
         self.running = 0
         self.retired = False
         self.quarantine: list[Region] = []
@@ -50,12 +58,17 @@ class Transfer:
         self._hub = hub
         self._generation = generation
         self._handle = handle
+        self._nbytes = nbytes
         self._finished = False
-        self._spin_until_s = 0.0
+        self._started_s = now = time.monotonic()
         engine = generation.engine
+        self._nap_until_s = self._spin_until_s = 0.0
         if nbytes <= engine.spin_nbytes:
-            self._spin_until_s = time.monotonic() + engine.spin_s
-        self._started_s = time.monotonic()
+            self._spin_until_s = now + engine.spin_s
+        elif engine.works_alone and generation.byte_s:
+            expected_s = nbytes * generation.byte_s
+            self._nap_until_s = now + _NAP * expected_s
+            self._spin_until_s = self._nap_until_s + min(2 * (1 - _NAP) * expected_s, engine.spin_s)
 
     def done(self) -> bool:
         """Whether every byte arrived.
@@ -67,14 +80,19 @@ class Transfer:
         """
         if not self._finished and self._generation.engine.done(self._handle):
             self._finished = True
-            self._hub._ended(self._generation)
+            generation = self._generation
+            if self._nbytes > generation.engine.spin_nbytes:
+                took_s = (time.monotonic() - self._started_s) / self._nbytes
+                generation.byte_s += (took_s - generation.byte_s) * (_LEARNED if generation.byte_s else 1.0)
+            self._hub._ended(generation)
         return self._finished
 
     def wait(self, until_s: float) -> bool:
         """Wait until every byte arrived, or to a point of the monotonic clock.
 
-        Spins while the transfer is small and young, then sleeps an eighth of the time that has passed, at most 1 ms: what is
-        lost by sleeping is bounded by what the transfer takes anyhow.
+        A small transfer is spun for. For a large one, where the engine works alone, most of the time that the last ones took is slept
+        through and the rest spun for: spinning from the start would take a core from the engine. After that, and in any other
+        case, sleeps last an eighth of the time that has passed, at most 1 ms.
 
         Raises
         ------
@@ -85,7 +103,9 @@ class Transfer:
             now = time.monotonic()
             if now >= until_s:
                 return False
-            if now >= self._spin_until_s:
+            if now < self._nap_until_s:
+                time.sleep(min(self._nap_until_s, until_s) - now)
+            elif now >= self._spin_until_s:
                 time.sleep(min(max((now - self._started_s) / 8, 50e-6), 1e-3, until_s - now))
         return True
 

@@ -62,7 +62,7 @@ class _Connection(Generic[PeerT]):
 
 
 class Listener(Generic[PeerT]):
-    """A listening socket, its connections, and how to sleep until there is news of any.
+    """Listening sockets, their connections, and how to sleep until there is news of any.
 
     `wait` is called by one thread; everything else by any, with the lock held.
 
@@ -101,15 +101,20 @@ class Listener(Generic[PeerT]):
         self._secret = secret
         self._lock = lock
         self._greeted, self._heard, self._left = greeted, heard, left
-        self._socket, self.address = _bind(host, port)
+        listeners, self.address = _bind(host, port)
         """``host:port``; what is advertised is what is bound."""
+        self._listeners = {listener.fileno(): listener for listener in listeners}
         self._connections: dict[int, _Connection[PeerT]] = {}
         self._fresh: dict[int, _Connection[PeerT]] = {}
         self._accept_at_s = 0.0
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._epoll.register(self._socket, select.EPOLLIN)
+        self._listen()
+
+    def _listen(self) -> None:
+        for fd in self._listeners:
+            self._epoll.register(fd, select.EPOLLIN)
 
     def ring(self) -> None:
         """End a `wait`."""
@@ -120,8 +125,8 @@ class Listener(Generic[PeerT]):
         for fd, events in self._epoll.poll(seconds):
             if fd == self._bell:
                 os.eventfd_read(self._bell)
-            elif fd == self._socket.fileno():
-                self._accept()
+            elif fd in self._listeners:
+                self._accept(self._listeners[fd])
             else:
                 with self._lock:
                     self._serve(fd, events)
@@ -137,7 +142,7 @@ class Listener(Generic[PeerT]):
         if self._accept_at_s:
             if now >= self._accept_at_s:
                 self._accept_at_s = 0.0
-                self._epoll.register(self._socket, select.EPOLLIN)
+                self._listen()
             else:
                 due.append(self._accept_at_s - now)
         return min(due, default=None)
@@ -167,21 +172,23 @@ class Listener(Generic[PeerT]):
         """Stop listening and end every connection; answers that were sent still arrive."""
         for fd in list(self._connections):
             self._disconnect(fd)
-        self._socket.close()
+        for listener in self._listeners.values():
+            listener.close()
 
     def close(self) -> None:
         """Close the rest, when nobody waits any more."""
         self._epoll.close()
         os.close(self._bell)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            accepted, _ = self._socket.accept()
+            accepted, _ = listener.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED:
+            if error.errno in _EXHAUSTED and not self._accept_at_s:
                 _log.warning("omni-connector cannot accept a consumer: %s", error.strerror)
                 self._accept_at_s = time.monotonic() + _NO_DESCRIPTORS_S
-                self._epoll.unregister(self._socket)
+                for fd in self._listeners:
+                    self._epoll.unregister(fd)
             return  # else it left before it was accepted
         try:
             wire = Wire(accepted, self._secret)
@@ -239,7 +246,7 @@ class Listener(Generic[PeerT]):
             self._left(peer)
 
 
-def _bind(host: str, port: int) -> tuple[socket.socket, str]:
+def _bind(host: str, port: int) -> tuple[list[socket.socket], str]:
     try:
         try:
             return listen(host, port)

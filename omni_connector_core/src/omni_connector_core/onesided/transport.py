@@ -15,7 +15,7 @@ import threading
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from omni_connector_core.arena import Pool, Region
 from omni_connector_core.capabilities import Capabilities, Usage
@@ -61,7 +61,7 @@ _PROBE_NBYTES = 64
 class OneSidedTransport(Transport):
     """Frames by one-sided reads. Copies per transfer: one memcpy at the producer, then the engine's own read."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(cross_host=True, direct_get_into=True)
+    capabilities: Capabilities = Capabilities(cross_host=True, direct_get_into=True)
     options: OneSidedOptions
 
     def __init__(self, context: TransportContext) -> None:

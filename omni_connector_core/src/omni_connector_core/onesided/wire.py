@@ -1,4 +1,4 @@
-"""One control connection: framed messages over a TCP socket that never blocks, authenticated where there is a secret.
+"""One control connection: framed messages over a socket that never blocks, authenticated where there is a secret.
 
 ========== ========================================= =======================================
 by         what                                      bytes
@@ -69,10 +69,11 @@ class Wire:
 
     def __init__(self, connection: socket.socket, secret: bytes | None) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
         self._socket = connection
         self._secret = secret
         self._nonce = b""

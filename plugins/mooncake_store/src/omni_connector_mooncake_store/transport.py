@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.store import ObjectStore, StoreTransport
-from omni_connector_core.transport import Role
+from omni_connector_core.transport import Role, TransportContext
 from omni_connector_mooncake_store.client import shared_client
 from omni_connector_mooncake_store.objects import MooncakeObjects
 from omni_connector_mooncake_store.options import MooncakeStoreOptions
@@ -18,6 +20,11 @@ class MooncakeStoreTransport(StoreTransport):
 
     capabilities = Capabilities(cross_host=True, loopback_only=False)
     options: MooncakeStoreOptions
+
+    def __init__(self, context: TransportContext) -> None:
+        super().__init__(context)
+        if self.options.mode == "shared":  # the `mooncake_client` listens, and not this process
+            self.capabilities = replace(self.capabilities, loopback_only=True)
 
     def _connect(self, *, deadline: Deadline) -> ObjectStore:
         return MooncakeObjects(

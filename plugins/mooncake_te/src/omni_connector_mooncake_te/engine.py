@@ -85,7 +85,8 @@ class MooncakeEngine(Engine):
     """
 
     spin_s = 1e-3
-    spin_nbytes = 1 << 20
+    spin_nbytes = 256 << 10
+    works_alone = True
     piece_nbytes = 64 << 10
 
     def __init__(self, host: str, protocol: str, device_name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.deadline import Deadline
@@ -25,7 +25,7 @@ class YuanrongTransport(StoreTransport):
     Copies: one at put; at get none on the producer's host, one (between workers) on another.
     """
 
-    capabilities: ClassVar[Capabilities] = CAPABILITIES
+    capabilities: Capabilities = CAPABILITIES
     options: YuanrongOptions
 
     def _connect(self, *, deadline: Deadline) -> YuanrongStore:

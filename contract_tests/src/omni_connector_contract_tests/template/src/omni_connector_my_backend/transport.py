@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 from omni_connector_core import Capabilities, Deadline
 from omni_connector_core.store import StoreTransport
@@ -17,7 +17,7 @@ from omni_connector_my_backend.plugin import CAPABILITIES
 class MyBackendTransport(StoreTransport):
     """Payloads in files. Copies: one at put, one at get."""
 
-    capabilities: ClassVar[Capabilities] = CAPABILITIES
+    capabilities: Capabilities = CAPABILITIES
 
     def _connect(self, *, deadline: Deadline) -> FileStore:
         options = cast(MyBackendOptions, self.options)
