@@ -64,3 +64,40 @@ def test_a_cleanup_that_was_cut_short_is_finished_by_the_next(
     assert producer.book.live == {}
     with pytest.raises(RequestAbandonedError):
         consumer.attempt(Key("r"), ANYWHERE, Deadline(5))
+
+
+class Recorded:
+    """Notes with which time-to-live a store is written to."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.written = store, list[tuple[str, float]]()
+
+    def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
+        self.written.append((name, ttl_s))
+        self._store.replace(name, data, ttl_s=ttl_s, deadline=deadline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_a_consumer_that_crashes_leaves_nothing_for_good(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(store)
+    directory = Directory(recorded, Names("ns", Edge("0", "1"), longest=store.longest_name))
+    directory.refresh(Deadline(5))
+    directory.refresh(Deadline(5))
+    [(witness, ttl_s)] = recorded.written
+    assert 0 < ttl_s < float("inf")
+    monkeypatch.setattr(directory, "_witness_at_s", directory._witness_at_s - 0.6 * ttl_s)
+    directory.refresh(Deadline(5))
+    assert recorded.written == 2 * [(witness, ttl_s)]  # renewed
+
+
+def test_a_witness_that_expired_is_not_taken_for_a_restart(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = Directory(store, Names("ns", Edge("0", "1"), longest=store.longest_name))
+    for age_s, restarted in ((7200.0, False), (10.0, True)):
+        directory.refresh(Deadline(5))
+        assert directory._witness is not None
+        store.remove([directory._witness], deadline=Deadline(5))
+        monkeypatch.setattr(directory, "_witness_at_s", directory._witness_at_s - age_s)
+        directory.refresh(Deadline(5))
+        assert (directory._restarted_s > 0) is restarted

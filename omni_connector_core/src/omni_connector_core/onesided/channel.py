@@ -143,6 +143,11 @@ class Channel:
             self.send(m.Ping(m.new_number(), claims))
 
     @property
+    def ended(self) -> bool:
+        """Whether the other side ended the connection; looked up without reading from it."""
+        return self._wire is None or self._wire.ended
+
+    @property
     def reachable(self) -> bool:
         """Whether what is sent may arrive."""
         return self.link in (Link.CONNECTING, Link.UP)
@@ -263,6 +268,7 @@ class Channels:
                 if not idle:
                     del self._idle[address]
             if channel is None:
+                self._sweep()
                 return Channel(address, self._secret)
             try:
                 while channel.receive() is not None:  # late answers to questions that nobody asks any more
@@ -273,6 +279,16 @@ class Channels:
                 if channel.link is Link.UP:
                     return channel
                 channel.close()
+
+    def _sweep(self) -> None:
+        """Close the idle channels whose producer has gone; a new channel is where the time for that is."""
+        with self._lock:
+            for address, idle in list(self._idle.items()):
+                for channel in [channel for channel in idle if channel.ended]:
+                    idle.remove(channel)
+                    channel.close()
+                if not idle:
+                    del self._idle[address]
 
     def put_back(self, channel: Channel) -> None:
         """Take a channel back; one that lost its peer, or waits for an answer, is closed."""

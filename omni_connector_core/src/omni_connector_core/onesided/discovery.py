@@ -17,7 +17,8 @@ import fcntl
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import msgspec
 from omni_connector_core.errors import BackendUnavailableError
 from omni_connector_core.key import encoded
 from omni_connector_core.onesided.messages import Scope
+from omni_connector_core.onesided.sockets import raise_if_exhausted
 
 __all__ = ["Advert", "Directory", "Found", "Watch", "sweep"]
 
@@ -78,9 +80,10 @@ class Directory:
         """Read who is there, and who died since somebody looked; files of the dead are removed."""
         living: list[Found] = []
         dead: list[Found] = []
-        for entry in sorted(os.listdir(self.path)):
-            if entry.endswith(_SUFFIX):
-                _read(self.path / entry, living, dead)
+        with _our_errors(self.path):
+            for entry in sorted(os.listdir(self.path)):
+                if entry.endswith(_SUFFIX):
+                    _read(self.path / entry, living, dead)
         return living, dead
 
 
@@ -90,10 +93,16 @@ class Advert:
     def __init__(self, directory: Directory, found: Found) -> None:
         self._path = directory.path / f"{found.replica}-{found.rank}-{found.instance}{_SUFFIX}"
         hidden = directory.path / f".{found.instance}"
-        self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.write(self._fd, msgspec.json.encode(found))
-        hidden.rename(self._path)  # seen only when it is locked and whole
+        with _our_errors(directory.path):
+            self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+                os.write(self._fd, msgspec.json.encode(found))
+                hidden.rename(self._path)  # seen only when it is locked and whole
+            except OSError:
+                os.close(self._fd)
+                hidden.unlink(missing_ok=True)
+                raise
 
     def withdraw(self) -> None:
         """Remove the file."""
@@ -112,7 +121,8 @@ class Watch:
             code = ctypes.get_errno()
             self.close()
             raise BackendUnavailableError(
-                f"cannot watch {directory.path}: {os.strerror(code)}", hint="Raise fs.inotify.max_user_instances"
+                f"cannot watch {directory.path}: {os.strerror(code)}",
+                hint="Raise fs.inotify.max_user_instances and max_user_watches, or the limit on open files (ulimit -n)",
             )
 
     def changed(self) -> bool:
@@ -127,6 +137,18 @@ class Watch:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+@contextmanager
+def _our_errors(path: Path) -> Iterator[None]:
+    """Turn what the kernel refuses into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise_if_exhausted(error)
+        raise BackendUnavailableError(
+            f"cannot use {path}: {error.strerror}", hint="Check the folder, or set XDG_RUNTIME_DIR to another one"
+        ) from error
 
 
 def _private(folder: Path) -> None:
@@ -150,7 +172,9 @@ def _read(path: Path, living: list[Found], dead: list[Found]) -> None:
     """Read one producer's file; it is removed when its producer died."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it left while we looked
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # which must not look like a producer that left
+            raise
         return
     try:
         into = dead
@@ -171,5 +195,6 @@ def _base() -> Path:
 
 def sweep() -> None:
     """Remove what the dead left in any namespace of this user."""
-    for path in _base().glob(f"*/*/*{_SUFFIX}"):
-        _read(path, [], [])
+    with suppress(OSError):  # somebody else's turn, then
+        for path in _base().glob(f"*/*/*{_SUFFIX}"):
+            _read(path, [], [])

@@ -30,6 +30,9 @@ __all__ = ["Hub", "Share", "Transfer", "hub"]
 
 _log = logging.getLogger(__name__)
 
+_CONTACTS = 1024
+"""So many peers are remembered; one that was forgotten is met again."""
+
 _NAP = 0.8
 """The part of a transfer's expected time that is slept through."""
 
@@ -227,6 +230,8 @@ class Hub:
                 return found
             future: Future[Any] = Future()
             generation.peers[name] = future
+            while len(generation.peers) > _CONTACTS:  # the oldest: most of so many have gone
+                del generation.peers[next(iter(generation.peers))]
 
         def contact() -> None:
             try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from omni_connector_core.errors import BackendUnavailableError
-from omni_connector_core.onesided.sockets import listen
+from omni_connector_core.onesided.sockets import listen, raise_if_exhausted
 from omni_connector_core.onesided.wire import Wire
 
 __all__ = ["Listener", "Peer"]
@@ -107,8 +107,14 @@ class Listener(Generic[PeerT]):
         self._connections: dict[int, _Connection[PeerT]] = {}
         self._fresh: dict[int, _Connection[PeerT]] = {}
         self._accept_at_s = 0.0
-        self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._epoll = select.epoll()
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            for listener in listeners:
+                listener.close()
+            raise_if_exhausted(error)
+            raise
         self._epoll.register(self._bell, select.EPOLLIN)
         self._listen()
 
@@ -256,4 +262,5 @@ def _bind(host: str, port: int) -> tuple[list[socket.socket], str]:
             _log.warning("port %d is taken: omni-connector takes a free one, which only this host finds", port)
             return listen(host, 0)
     except OSError as error:
+        raise_if_exhausted(error)
         raise BackendUnavailableError(f"cannot listen on {host}: {error}", hint="Check the option host") from error

@@ -60,7 +60,7 @@ class Producers:
         self._lost: set[tuple[int, int]] = set()
         self._abandoned: Recent[str, None] = Recent()
         self._abandoned_lock = threading.Lock()
-        self._informed: set[str] = set()
+        self._informed: Recent[str, None] = Recent()
 
     @property
     def directory(self) -> Directory:
@@ -133,10 +133,10 @@ class Producers:
     def news_for(self, where: Whereabouts) -> list[Cleanup]:
         """Return what is to be said to a producer before the first question."""
         name = where.instance or where.address
-        if name in self._informed:
-            return []
-        self._informed.add(name)
         with self._abandoned_lock:
+            if name in self._informed:
+                return []
+            self._informed.note(name, None)
             names = list(self._abandoned)
         return [Cleanup(new_number(), self.scope, names[n : n + _BATCH]) for n in range(0, len(names), _BATCH)]
 

@@ -86,6 +86,16 @@ class Wire:
         """Return the descriptor to wait on."""
         return self._socket.fileno()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has closed it."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close it; what the kernel took still goes out."""
         self._socket.close()

@@ -5,7 +5,8 @@ reaches `WINDOW` beyond the last one that it found taken. A producer is gone whe
 same host), when its slot is, or when its heartbeat did not rise for `SILENCE_S`.
 
 A store that was restarted has forgotten every slot, and producers claim new ones as soon as they notice. A consumer tells
-that from a producer's leaving by a witness, an object of its own that is there as long as the store remembers.
+that from a producer's leaving by a witness, an object of its own that is there as long as the store remembers. The witness is
+renewed while the consumer looks, and expires by itself where the store can do that: one that crashes leaves nothing for good.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ __all__ = ["Directory"]
 
 WINDOW = 32
 """Free slots that are looked at behind the last taken one: so many producers may leave at once and hide nobody."""
+WITNESS_TTL_S = 3600.0
+"""So long a witness stays in a store that expires by itself; it is renewed at half of that."""
 REJOIN_S = 15.0
 """How long producers have to claim new slots after the store was restarted, seconds; until then none is given up."""
 SILENCE_S = 5.0
@@ -66,6 +69,7 @@ class Directory:
         self._lost: dict[str, tuple[Producer, float]] = {}
         self._pulses: dict[str, _Pulse] = {}
         self._witness: str | None = None
+        self._witness_at_s = -float("inf")
         self._restarted_s = -float("inf")
         self._began_s = -float("inf")
         self._refreshing = threading.Lock()
@@ -83,7 +87,9 @@ class Directory:
             there = self._store.exist(asked, deadline=deadline)
             if len(there) > len(numbers) and not there.pop():
                 self._witness = None
-                self._restarted_s = time.monotonic()
+                now = time.monotonic()
+                if now - self._witness_at_s < WITNESS_TTL_S:  # else it expired
+                    self._restarted_s = now
             taken += [n for n, exists in zip(numbers, there, strict=True) if exists]
             start, end = end, (taken[-1] if taken else -1) + 1 + WINDOW
         data = load_readable(self._store, [self.names.slot(n) for n in taken], deadline)
@@ -112,10 +118,11 @@ class Directory:
             self._refreshing.release()
 
     def _refresh(self, deadline: Deadline) -> None:
-        if self._witness is None:
-            witness = self.names.witness(secrets.token_hex(8))
-            self._store.replace(witness, b"1", ttl_s=0, deadline=deadline)
-            self._witness = witness
+        now = time.monotonic()
+        if self._witness is None or WITNESS_TTL_S / 2 < now - self._witness_at_s < WITNESS_TTL_S:
+            witness = self._witness or self.names.witness(secrets.token_hex(8))
+            self._store.replace(witness, b"1", ttl_s=WITNESS_TTL_S, deadline=deadline)
+            self._witness, self._witness_at_s = witness, now
         slots = self.scan(deadline)
         alive = {slot.incarnation: slot for slot in slots.values() if not self.gone(slot, deadline)}
         now = time.monotonic()

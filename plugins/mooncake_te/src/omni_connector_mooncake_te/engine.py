@@ -8,8 +8,8 @@ Facts it rests on, measured with 0.3.13.post1 (`facts/mooncake`):
   Sleeping between polls wins from about 1 MiB on: 1.7 to 2.1 GB/s against 1.0 at 16 MiB and 0.4 at 256 MiB.
 - The status of a batch of several pieces is that of its first, and a batch of more than 2,048 is cut short: every piece is submitted
   as a batch of its own. A piece costs 25 to 50 us, so many small ones are read as a whole instead.
-- Status -1, and a read that was given up, prove nothing: bytes still arrive. Destroying the engine ends that; it takes a second
-  and holds the GIL.
+- Status -1, and a read that was given up, prove nothing: bytes still arrive. Destroying the engine ends that. It waits, with the GIL
+  held, for its thread that accepts handshakes, which looks up once a second: see `_hurry`.
 - ``initialize`` answers 0 for RDMA on a host without an adapter.
 
 The engine listens on all interfaces, ports 15000 to 17000, and serves registered memory to whoever asks.
@@ -17,9 +17,13 @@ The engine listens on all interfaces, ports 15000 to 17000, and serves registere
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
+import socket
+import stat
+import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +45,9 @@ __all__ = ["MooncakeEngine"]
 _INFINIBAND = Path("/sys/class/infiniband")
 _SCRATCH_NBYTES = 64
 _RUNNING, _DONE = 0, 1
+
+_LOOK_UP = struct.pack("ll", 0, 10_000)
+"""A ``timeval`` of 10 ms."""
 
 _WINDOW = 256
 """Pieces of one read under way at a time: the engine queues 2,048 for each peer and drops the rest of a batch silently."""
@@ -94,6 +101,7 @@ class MooncakeEngine(Engine):
             check_rdma(device_name)
         else:
             os.environ["MC_FORCE_TCP"] = "1"  # or it takes an adapter that it finds
+        self._host = host
         self._engine = TransferEngine()
         code = self._engine.initialize(host, "P2PHANDSHAKE", protocol, device_name)
         if code:
@@ -166,8 +174,22 @@ class MooncakeEngine(Engine):
     def close(self) -> None:
         """Destroy the engine, which ends its connections and threads."""
         engine: Any = self._engine
+        _hurry(self._host, engine.get_rpc_port())
         del self._engine
         del engine
+
+
+def _hurry(host: str, port: int) -> None:
+    """Let the thread that accepts handshakes at a port look up every 10 ms from now on: 18 ms to the engine's end instead of 970."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as known:
+                accepts = known.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if accepts and known.family != socket.AF_UNIX and known.getsockname()[1] == port:
+                    known.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
+                    socket.create_connection((host, port), timeout=1).close()  # ends the accept under way
 
 
 def check_rdma(device_name: str) -> None:
