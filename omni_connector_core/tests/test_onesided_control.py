@@ -326,6 +326,21 @@ def test_a_claim_and_a_question_survive_the_connection(server, producer, channel
         assert answer(channel, ping(channel, found.claim)).claims == [found.claim]
 
 
+def test_the_producer_hears_that_a_payload_was_read_also_when_the_connection_was_lost(producer, channels, server):
+    channel = channels.take(server.address)
+    producer.put("k")
+    found = answer(channel, ask(channel, "k"))
+    channel._wire._socket.shutdown(socket.SHUT_RDWR)
+    channel.send(m.Done(m.new_number(), found.claim))
+    channel.settle(10)
+    channels.put_back(channel)
+    deadline = Deadline(5)  # half of the lease, upon which the payload would go to the next
+    while producer.ledger.claims_out():
+        assert not deadline.expired()
+        os.sched_yield()
+    assert producer.arena.used_bytes == 0
+
+
 def test_a_question_that_was_lost_with_its_connection_is_asked_again(server, producer, channels):
     channel = channels.take(server.address)
     producer.put("k")

@@ -175,6 +175,15 @@ class Channel:
             return PeerLostError(f"the producer at {self.address} has not answered for {self.silent_s:.1f} s")
         return None
 
+    def settle(self, seconds: float) -> None:
+        """Make sure that what was sent is out: at once, unless the connection was lost or is full, else within so long."""
+        until_s = time.monotonic() + seconds
+        while self.reachable and (self._wire is None or self.link is not Link.UP or self._wire.unsent):
+            if time.monotonic() >= until_s:
+                return
+            wait_on([self], until_s)
+            self.receive()
+
     def close(self) -> None:
         """Close the connection; what was sent over it still goes out."""
         if self._wire is not None:

@@ -40,6 +40,10 @@ _SHORT_S = 1e-3
 """For how long a poll may wait for an answer that is due, seconds."""
 
 
+_SETTLE_S = 0.5
+"""For how long a get that has its payload makes sure that the producer hears of it, when the connection was lost, seconds."""
+
+
 @dataclass(slots=True)
 class _Candidate:
     """A producer that was asked for the key."""
@@ -160,6 +164,7 @@ class Fetch:
         finally:
             if channel.reachable:
                 channel.send(m.Done(m.new_number(), found.claim, unread))
+                channel.settle(_SETTLE_S)
             self._channels.put_back(channel)
 
     def _find(self) -> Steps[tuple[_Candidate, m.Found]]:
