@@ -57,3 +57,13 @@ def test_a_mutant_is_caught_by_the_test_that_is_meant_to(name, peers, quick):
     outcome = run_contract(mutant.spec(), mutant.test, patience_s=PATIENCE_S, config=quick, peers=peers)
     assert not outcome.broken, outcome.broken[0]
     assert outcome.failed, f"{mutant.test} passes although: {mutant.spec().summary}"
+
+
+def test_what_is_left_in_a_folder_that_the_options_name_is_seen(tmp_path):
+    """It may lie outside the peers' temporary folder, where nobody but the options says that it is the backend's."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"timeout_s: 3\nfolder: {tmp_path / 'files'}\n")
+    mutant = MUTANTS["SweepsNothing"]
+    outcome = run_contract(mutant.spec(), mutant.test, patience_s=PATIENCE_S, config=config)
+    assert not outcome.broken, outcome.broken[0]
+    assert outcome.failed

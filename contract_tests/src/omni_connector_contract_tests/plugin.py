@@ -114,6 +114,7 @@ def contract_peers(pytestconfig: pytest.Config, connector_backend: Backend) -> I
     peers = Peers(
         processes=connector_backend.capabilities.cross_process,
         patience_s=pytestconfig.getoption("contract_patience"),
+        folders=connector_backend.folders,
     )
     try:
         warm_up(connector_backend, peers, Ends(connector_backend, peers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,12 @@ class Backend:
     def capabilities(self) -> Capabilities:
         """What the plugin claims."""
         return self.describe().capabilities
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that its options name, existing or not, but for those that everybody may write to (/dev/shm)."""
+        named = [Path(value) for value in self.config.values() if isinstance(value, str) and Path(value).is_absolute()]
+        return [path for path in named if not (path.exists() and path.stat().st_mode & stat.S_ISVTX)]
 
 
 @contextmanager

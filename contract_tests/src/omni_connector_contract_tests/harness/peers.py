@@ -225,6 +225,8 @@ class Peers:
         By peer: what to put before its command, to start it somewhere else (`two_hosts`).
     apart
         Names of peers that have a runtime folder of their own; the others share one.
+    folders
+        Where else, beside the runtime folder, they leave files.
     """
 
     def __init__(
@@ -234,10 +236,12 @@ class Peers:
         patience_s: float,
         prefixes: Mapping[str, Sequence[str]] | None = None,
         apart: Sequence[str] = ("elsewhere",),
+        folders: Sequence[Path] = (),
     ) -> None:
         self.processes, self.patience_s, self._apart = processes, patience_s, apart
         self._prefixes = prefixes or {}
         self.folder = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))  # short: unix sockets may lie in it
+        self.folders = [self.folder, *folders]
         self.token = f"contract-{os.getpid()}-{self.folder.name[3:]}"
         self._peers: dict[str, Peer] = {}
         self._namespaces = itertools.count()

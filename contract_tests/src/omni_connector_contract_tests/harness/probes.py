@@ -77,7 +77,7 @@ def files_of(peers: Peers) -> set[str]:
     """List the shared memory, files and abstract sockets that the session's peers have made and not removed."""
     marks = re.compile("|".join([re.escape(peers.token), *(rf"(?<!\d){pid}(?!\d)" for pid in peers.past_pids)]))
     found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if marks.search(name)}
-    found |= {str(path) for path in peers.folder.rglob("*") if not path.is_dir()}
+    found |= {str(path) for folder in peers.folders for path in folder.rglob("*") if not path.is_dir()}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         name = line.split(maxsplit=7)[7:]
         if name and name[0].startswith("@") and marks.search(name[0]):
