@@ -1,8 +1,8 @@
 """Stages that do what a request's params tell them, so that tests can put a request anywhere and break things there.
 
-``params[stage]`` is a mapping, its keys obeyed in this order: `enter` (make this file in the folder of the pipeline),
-`await` (wait until that file is there), `refuse`, `raise`, `exit`. With `count` that many chunks are streamed, and the
-others obeyed after the first; `closed` is the file that tells of the stream's end.
+```params[stage]`` is a mapping, its keys obeyed in this order: `enter` (make this file in the folder of the pipeline),
+`await` (wait until that file is there), `refuse`, `raise`, `exit`, `give` (of `GIVEN`, beside the text). With `count`
+that many chunks are streamed, and the others obeyed after the first; `closed` is the file that tells of the stream's end.
 """
 
 import os
@@ -11,7 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from omni_connector_serve.runtime.stage import REQUEST, RequestError, StageContext, Task
+
+GIVEN = {
+    "no numbers": {
+        "scores": np.array([[1.5, np.nan], [np.inf, 2]]),
+        "loss": float("-inf"),
+        "deep": [{"x": (np.nan, 1)}],
+    },
+    "complex numbers": {"spectrum": {"left": np.array([1 + 2j])}},
+}
 
 
 class Actor:
@@ -31,7 +42,7 @@ class Actor:
             return self.stream(text, part)
         self.wait(part.get("await"))
         self.act(part)
-        return {"text": f"{text}>{self.context.stage}"}
+        return {"text": f"{text}>{self.context.stage}", **GIVEN.get(part.get("give"), {})}
 
     def read(self, task: Task) -> str:
         [name] = task.producers
@@ -42,7 +53,7 @@ class Actor:
     def stream(self, text: str, part: dict[str, Any]) -> Iterator[Any]:
         try:
             for number in range(part["count"]):
-                yield {"text": f"{text}>{self.context.stage}.{number}"}
+                yield {"text": f"{text}>{self.context.stage}.{number}", **GIVEN.get(part.get("give"), {})}
                 if number == 0:
                     self.wait(part.get("await"))
                     self.act(part)

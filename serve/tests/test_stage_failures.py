@@ -56,6 +56,24 @@ def test_a_refusal_is_the_clients_fault_and_restarts_nothing(server: Server) -> 
     assert server.workers() == pids
 
 
+@pytest.mark.parametrize("count", [{}, {"count": 1}], ids=["whole", "streamed"])
+def test_what_is_no_number_is_null(server: Server, count: dict[str, int]) -> None:
+    response = server.generate(params={"short": {"give": "no numbers", **count}}, stream=bool(count))
+    outputs = dict(events(response))["chunk"] if count else response.json()["outputs"]
+    outputs.pop("text")
+    assert outputs == {"scores": [[1.5, None], [None, 2.0]], "loss": None, "deep": [{"x": [None, 1]}]}
+
+
+def test_what_has_no_form_in_json_is_an_error_that_says_where(server: Server) -> None:
+    pids = server.workers()
+    error = error_of(server.generate(params={"short": {"give": "complex numbers"}}), 500)
+    assert error["type"] == "OutputError"
+    assert error["message"].startswith("outputs['spectrum']['left'] is a complex")
+    response = server.generate(params={"short": {"give": "complex numbers", "count": 2}}, stream=True)
+    assert dict(events(response))["error"]["type"] == "OutputError"
+    assert server.workers() == pids
+
+
 def test_a_kill_ends_the_request_in_the_stage_and_no_other(server: Server) -> None:
     inside = server.start("a", params={"middle": {"enter": "k1", "await": "never"}})
     server.entered("k1")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BusyError",
+    "OutputError",
     "RequestError",
     "RequestTimeoutError",
     "ServeError",
@@ -37,6 +38,10 @@ class BusyError(ServeError):
     """As many requests as the server takes are running."""
 
     status = 429
+
+
+class OutputError(ServeError):
+    """A stage made something that has no form in JSON."""
 
 
 class UnavailableError(ServeError):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import wave
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omni_connector_serve.runtime.errors import RequestError
+from omni_connector_serve.runtime.errors import OutputError, RequestError
 
 __all__ = ["join", "media_bytes", "render", "wav"]
 
@@ -48,17 +49,35 @@ def join(chunks: Iterable[Any]) -> dict[str, Any]:
     return {name: _joined(values) for name, values in parts.items()}
 
 
-def render(value: Any) -> Any:
-    """Turn an output into JSON: bytes to base64, arrays and tensors to lists."""
+def render(value: Any, place: str = "outputs") -> Any:
+    """Turn an output into JSON: bytes to base64, arrays and tensors to lists, NaN and infinity, which JSON lacks, to null.
+
+    Parameters
+    ----------
+    place
+        Where the value stands, for the error.
+
+    Raises
+    ------
+    OutputError
+        Something in it has no form in JSON.
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): render(item) for key, item in value.items()}
+        return {str(key): render(item, f"{place}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [render(item) for item in value]
+        return [render(item, place) for item in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if hasattr(value, "tolist"):
-        return value.tolist()
-    return value
+        return render(value.tolist(), place)
+    raise OutputError(
+        f"{place} is a {type(value).__name__}, which has no form in JSON; a stage gives media as "
+        '{"media_type": ..., "data": bytes}, and other things as numbers, text, lists and mappings'
+    )
 
 
 def _joined(values: list[Any]) -> Any:
