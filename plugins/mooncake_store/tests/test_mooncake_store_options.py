@@ -2,12 +2,13 @@
 
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from omni_connector_contract_tests.observed import observes, unobserved
-from omni_connector_core import BackendUnavailableError, PayloadTooLargeError, create_connector
+from omni_connector_core import BackendUnavailableError, OptionError, PayloadTooLargeError, create_connector, rdma
 from omni_connector_mooncake_store.options import MooncakeStoreOptions
 
 NOBODY = "127.0.0.1:9"
@@ -26,6 +27,13 @@ def connect(mooncake_service, request):
     yield give
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def adapters(tmp_path, monkeypatch):
+    """A folder in which the backend looks for this host's RDMA adapters; there are none."""
+    monkeypatch.setattr(rdma, "_INFINIBAND", tmp_path)
+    return tmp_path
 
 
 def refusal(connector):
@@ -55,7 +63,9 @@ def test_mode_shared_is_served_by_the_client_that_was_named(connect):
 
 @observes("metadata_server")
 def test_a_metadata_server_that_was_named_is_asked(connect):
-    assert "does not answer" in refusal(connect(metadata_server=f"http://{NOBODY}/metadata"))
+    server = f"http://{NOBODY}/metadata"
+    with pytest.raises(BackendUnavailableError, match=f"mooncake_master at .*, or {server}, does not answer"):
+        connect(metadata_server=server).put("k", 1, timeout=4.0)
 
 
 @observes("host")
@@ -68,8 +78,12 @@ def test_others_reach_this_process_at_its_host(connect):
 
 
 @observes("protocol", "device_name")
-def test_rdma_without_the_adapter_is_an_error_that_names_it(connect):
-    assert "no RDMA adapter mlx5_none" in refusal(connect(protocol="rdma", device_name="mlx5_none"))
+def test_rdma_without_the_adapter_is_an_error_that_names_it_at_once(connect, adapters):
+    (adapters / "mlx5_0").mkdir()
+    began_s = time.monotonic()
+    with pytest.raises(OptionError, match="no RDMA adapter is called mlx5_none"):
+        connect(protocol="rdma", device_name="mlx5_none").put("k", 1, timeout=60)
+    assert time.monotonic() - began_s < 30  # no waiting brings an adapter
 
 
 @observes("arena_bytes")

@@ -14,8 +14,7 @@ from omni_connector_core.onesided import HostMemory, Piece
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
 
-from omni_connector_mooncake_te import engine as module
-from omni_connector_mooncake_te.engine import MooncakeEngine, check_rdma
+from omni_connector_mooncake_te.engine import MooncakeEngine
 
 NBYTES = 32 << 20
 
@@ -86,25 +85,6 @@ def test_a_peer_that_is_gone_cannot_be_met(sides):
 def test_a_description_that_is_none_is_refused(sides):
     with pytest.raises(PeerLostError, match="described itself"):
         sides[1].engine.connect(b"\x93garbage")
-
-
-def test_rdma_without_an_adapter_fails_at_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_INFINIBAND", tmp_path / "absent")
-    with pytest.raises(BackendUnavailableError, match="no RDMA adapter"):
-        MooncakeEngine("127.0.0.1", "rdma", "")
-
-
-def test_rdma_names_the_adapters_that_there_are(tmp_path, monkeypatch):
-    port = tmp_path / "mlx5_0/ports/1"
-    port.mkdir(parents=True)
-    port.joinpath("state").write_text("1: DOWN\n")
-    monkeypatch.setattr(module, "_INFINIBAND", tmp_path)
-    with pytest.raises(BackendUnavailableError, match="mlx5_7"):
-        check_rdma("mlx5_7")
-    with pytest.raises(BackendUnavailableError, match="no port of mlx5_0 is active"):
-        check_rdma("")
-    port.joinpath("state").write_text("4: ACTIVE\n")
-    check_rdma("mlx5_0")
 
 
 def test_the_end_of_an_engine_does_not_stop_the_other_threads():

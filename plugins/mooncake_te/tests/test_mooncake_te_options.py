@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from omni_connector_contract_tests.one_sided_options import *  # noqa: F403
-from omni_connector_core import BackendUnavailableError, create_connector
+from omni_connector_core import OptionError, create_connector, rdma
 from omni_connector_mooncake_te.options import MooncakeTEOptions
 
 pytest.importorskip("mooncake.engine", exc_type=ImportError)
@@ -19,9 +19,7 @@ def one_sided_backend():
 @pytest.fixture
 def adapters(tmp_path, monkeypatch):
     """A folder in which the backend looks for this host's RDMA adapters; there are none."""
-    from omni_connector_mooncake_te import engine
-
-    monkeypatch.setattr(engine, "_INFINIBAND", tmp_path)
+    monkeypatch.setattr(rdma, "_INFINIBAND", tmp_path)
     return tmp_path
 
 
@@ -33,7 +31,7 @@ def test_every_option_has_a_test():
 def test_rdma_without_an_adapter_is_an_error_at_start(adapters):
     with (
         create_connector("mooncake_te", {"protocol": "rdma"}) as connector,
-        pytest.raises(BackendUnavailableError, match="no RDMA adapter"),
+        pytest.raises(OptionError, match="no RDMA adapter"),
     ):
         connector.put("k", 1)
 
@@ -44,6 +42,6 @@ def test_an_adapter_that_is_not_there_is_named_beside_those_that_are(adapters):
     config = {"protocol": "rdma", "device_name": "mlx5_0,mlx5_9"}
     with (
         create_connector("mooncake_te", config) as connector,
-        pytest.raises(BackendUnavailableError, match="no RDMA adapter is called mlx5_9.*has mlx5_0"),
+        pytest.raises(OptionError, match="no RDMA adapter is called mlx5_9.*has mlx5_0"),
     ):
         connector.put("k", 1)

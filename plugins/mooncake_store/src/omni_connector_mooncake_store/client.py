@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from omni_connector_core.arena import Arena, HostMemory, Pool, Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
+from omni_connector_core.rdma import check_rdma
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.calls import SHORTEST_S, Calls
 from omni_connector_mooncake_store.options import MooncakeStoreOptions, address, host_towards
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+_NO_SERVER = "P2PHANDSHAKE"
 UNREACHABLE = 2
 """`health_check`: the master does not answer its pings. Costs 1 us; any other call would take seconds to find out."""
 SDK_BUFFER_NBYTES = 16 << 20
@@ -82,7 +84,8 @@ class Client:
         setup = self._setup_shared if self.shared else self._setup_own
         code = setup(options, deadline)
         if code:
-            raise BackendUnavailableError(f"{self._service} does not answer (code {code})", hint=START_HINT)
+            others = "" if self.shared or options.metadata_server == _NO_SERVER else f", or {options.metadata_server},"
+            raise BackendUnavailableError(f"{self._service}{others} does not answer (code {code})", hint=START_HINT)
         self._arena = self._new_arena()
         self._connected_s = time.monotonic()
 
@@ -100,7 +103,7 @@ class Client:
     def _setup_own(self, options: MooncakeStoreOptions, deadline: Deadline) -> int:
         self.staged = options.protocol == "rdma"
         if self.staged:
-            sdk.check_rdma(options.device_name)
+            check_rdma(options.device_name)
         else:
             sdk.force_tcp()
         try:

@@ -6,7 +6,6 @@ The library reads its environment when it is loaded, so the first import in a pr
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError, PluginError
 from omni_connector_core.store import NoRoomError
@@ -21,7 +20,6 @@ __all__ = [
     "TRANSFER_S",
     "MooncakeDistributedStore",
     "ReplicateConfig",
-    "check_rdma",
     "error",
     "force_tcp",
 ]
@@ -94,20 +92,3 @@ def error(operation: str, code: int, *, shared: bool = False) -> OmniConnectorEr
 def force_tcp() -> None:
     """Keep Mooncake from taking an RDMA adapter that it finds although it was told tcp."""
     os.environ["MC_FORCE_TCP"] = "1"
-
-
-def check_rdma(device_names: str) -> None:
-    """Check that the RDMA adapters are there: Mooncake answers 0 without any.
-
-    Raises
-    ------
-    BackendUnavailableError
-    """
-    folder = Path("/sys/class/infiniband")
-    present = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    missing = [name for name in device_names.split(",") if name and name not in present]
-    if missing or not present:
-        raise BackendUnavailableError(
-            f"protocol is rdma, but this host has no RDMA adapter {', '.join(missing)}".rstrip(),
-            hint=f"Adapters of this host: {', '.join(present) or 'none'}; set device_name, or protocol: tcp",
-        )

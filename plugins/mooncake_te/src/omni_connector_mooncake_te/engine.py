@@ -27,13 +27,13 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from omni_connector_core.errors import BackendUnavailableError, PeerLostError
 from omni_connector_core.onesided import Engine, Piece
+from omni_connector_core.rdma import check_rdma
 
 # read by the library when it is loaded
 os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
@@ -42,7 +42,6 @@ from mooncake.engine import TransferEngine
 
 __all__ = ["MooncakeEngine"]
 
-_INFINIBAND = Path("/sys/class/infiniband")
 _SCRATCH_NBYTES = 64
 _RUNNING, _DONE = 0, 1
 
@@ -190,29 +189,3 @@ def _hurry(host: str, port: int) -> None:
                 if accepts and known.family != socket.AF_UNIX and known.getsockname()[1] == port:
                     known.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
                     socket.create_connection((host, port), timeout=1).close()  # ends the accept under way
-
-
-def check_rdma(device_name: str) -> None:
-    """Find out whether RDMA can work here, which ``initialize`` does not.
-
-    Raises
-    ------
-    BackendUnavailableError
-        No adapter, not the named one, or none with an active port.
-    """
-    found = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
-    wanted = [name.strip() for name in device_name.split(",") if name.strip()] or found
-    if not found:
-        raise BackendUnavailableError(
-            "protocol rdma, but this host has no RDMA adapter", hint="Use protocol tcp, or load the adapter's driver"
-        )
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise BackendUnavailableError(
-            f"no RDMA adapter is called {', '.join(missing)}", hint=f"This host has {', '.join(found)}: see device_name"
-        )
-    states = {name: [p.read_text() for p in _INFINIBAND.joinpath(name).glob("ports/*/state")] for name in wanted}
-    if not any("ACTIVE" in state for ports in states.values() for state in ports):
-        raise BackendUnavailableError(
-            f"no port of {', '.join(wanted)} is active", hint="`ibstat` shows cable, link and subnet manager"
-        )
