@@ -103,11 +103,6 @@ def test_a_fork(conn):
     assert "spawn" in message
 
 
-def test_no_readers(conn):
-    with pytest.raises(ValueError, match="readers is at least 1, not 0"):
-        conn.put("k", 1, readers=0)
-
-
 def test_the_first_lines_that_a_user_types():
     conn = create_connector("memory", config={})
     conn.put("test_key", b"test_data")
@@ -115,7 +110,31 @@ def test_the_first_lines_that_a_user_types():
     conn.close()
 
 
-@pytest.mark.parametrize("ttl", [float("nan"), -1.0])
+@pytest.mark.parametrize("ttl", [float("nan"), -1.0, "5"])
 def test_a_time_to_live_that_is_none(conn, ttl):
-    assert "ttl is at least 0" in said(ConfigError, lambda: conn.put("k", 1, ttl=ttl))
+    assert "ttl is a number of seconds, at least 0" in said(ConfigError, lambda: conn.put("k", 1, ttl=ttl))
     assert conn.exists(["k"]) == [False]
+
+
+@pytest.mark.parametrize("readers", [0, 1.5, "2", True])
+def test_a_number_of_readers_that_is_none(conn, readers):
+    assert "readers is an int of at least 1" in said(ConfigError, lambda: conn.put("k", 1, readers=readers))
+
+
+def test_a_timeout_that_is_no_number(conn):
+    assert "timeout is a number of seconds, not 'soon'" in said(ConfigError, lambda: conn.get("k", timeout="soon"))
+    assert "timeout is a number of seconds" in said(ConfigError, lambda: conn.put("k", 1, timeout="soon"))
+
+
+def test_one_key_where_several_are_asked_for(conn):
+    assert "a sequence of keys" in said(InvalidKeyError, lambda: conn.exists("key"))
+
+
+@pytest.mark.parametrize(
+    ("which", "value"),
+    [("edge", "01"), ("edge", ("0",)), ("edge", 3), ("role", "sender"), ("replica", -1), ("rank", "0"), ("rank", True)],
+)
+def test_an_end_that_is_none(which, value):
+    message = said(ConfigError, lambda: create_connector("memory", **{which: value}))
+    assert which in message
+    assert repr(value) in message

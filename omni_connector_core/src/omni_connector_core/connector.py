@@ -15,7 +15,7 @@ from omni_connector_core.aio import AsyncConnector
 from omni_connector_core.capabilities import Capabilities, Health
 from omni_connector_core.codec import Codec
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import ClosedError, OmniConnectorError, locate
+from omni_connector_core.errors import ClosedError, ConfigError, InvalidKeyError, OmniConnectorError, locate
 from omni_connector_core.handles import NOT_READY, GetHandle, NotReady, PutHandle
 from omni_connector_core.key import Edge, Key, Producer, as_key
 from omni_connector_core.metadata import Metadata, Where, read_metadata
@@ -297,6 +297,8 @@ class OmniConnector:
 
     def exists(self, keys: Sequence[Key | str], *, producer: Producer | None = None) -> list[bool]:
         """Say for each key whether an unread payload is there; may say no of one that was only just put."""
+        if isinstance(keys, str | Key):
+            raise self._failed("exists", InvalidKeyError("exists takes a sequence of keys, and this is one"), keys)
         return self._transport.exists([as_key(key) for key in keys], Where(producer=producer))
 
     # ---- streams
@@ -458,15 +460,27 @@ def create_connector(
     Raises
     ------
     UnknownBackendError, PluginError, OptionError
+    ConfigError
+        An edge, role, replica or rank that is none.
     """
+    stages = tuple(map(str, edge)) if isinstance(edge, tuple | list) else ()
+    if len(stages) != 2:
+        raise ConfigError(f"an edge is the names of its two stages, not {edge!r}")
+    try:
+        role = Role(role)
+    except ValueError as error:
+        raise ConfigError(f"a role is one of {', '.join(one.value for one in Role)}, not {role!r}") from error
+    for field, number in (("replica", replica), ("rank", rank)):
+        if type(number) is not int or number < 0:
+            raise ConfigError(f"{field} is an int of at least 0, not {number!r}")
     spec = plugins.spec(name)
     options = parse_options(spec.load_options(), config, backend=name)
     context = TransportContext(
         backend=name,
         options=options,
         namespace=default_namespace() if namespace is None else namespace,
-        edge=Edge(*map(str, edge)),
-        role=Role(role),
+        edge=Edge(*stages),
+        role=role,
         producer=Producer(replica, rank),
         peers={Peer(*peer): address for peer, address in (peers or {}).items()},
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from omni_connector_core.errors import ConfigError
+
 __all__ = ["LONGEST_S", "Deadline"]
 
 LONGEST_S = 1e6
@@ -17,13 +19,21 @@ class Deadline:
     ----------
     timeout_s
         Seconds from now; negative counts as zero, more than `LONGEST_S` as that.
+
+    Raises
+    ------
+    ConfigError
+        It is no number.
     """
 
     __slots__ = ("at_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        if not 0.0 <= timeout_s <= LONGEST_S:  # as NaN is not
-            timeout_s = LONGEST_S if timeout_s > 0 else 0.0
+        try:
+            if not 0.0 <= timeout_s <= LONGEST_S:  # as NaN is not
+                timeout_s = LONGEST_S if timeout_s > 0 else 0.0
+        except TypeError as error:
+            raise ConfigError(f"timeout is a number of seconds, not {timeout_s!r}") from error
         self.timeout_s = timeout_s
         self.at_s = monotonic() + timeout_s
 

@@ -274,8 +274,8 @@ class Transport(ABC):
     ) -> Metadata:
         """Put a frame; see `OmniConnector.put` for the semantics."""
         self._check(key, Role.PRODUCER)
-        if readers < 1:
-            raise self._located(ConfigError(f"readers is at least 1, not {readers}"), key)
+        if type(readers) is not int or readers < 1:
+            raise self._located(ConfigError(f"readers is an int of at least 1, not {readers!r}"), key)
         if readers > 1 and not self.capabilities.fan_out:
             raise self._unsupported(key, "fan_out", f"readers={readers}")
         if overwrite and not self.capabilities.overwrite:
@@ -283,8 +283,8 @@ class Transport(ABC):
         context = self.context
         if ttl_s is None:
             ttl_s = self.options.ttl_s
-        if not ttl_s >= 0:  # NaN is not
-            raise self._located(ConfigError(f"ttl is at least 0 seconds, not {ttl_s}"), key)
+        if not isinstance(ttl_s, int | float) or not ttl_s >= 0:  # NaN is not
+            raise self._located(ConfigError(f"ttl is a number of seconds, at least 0, not {ttl_s!r}"), key)
         if ttl_s > LONGEST_S:
             ttl_s = LONGEST_S
         try:
