@@ -14,6 +14,7 @@ from typing import Any
 from omni_connector_core.aio import AsyncConnector
 from omni_connector_core.capabilities import Capabilities, Health
 from omni_connector_core.codec import Codec
+from omni_connector_core.context import Peer, Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import ClosedError, ConfigError, InvalidKeyError, OmniConnectorError, locate
 from omni_connector_core.handles import NOT_READY, GetHandle, NotReady, PutHandle
@@ -23,7 +24,7 @@ from omni_connector_core.metrics import Metrics
 from omni_connector_core.options import parse_options
 from omni_connector_core.plugins import PluginManager, plugin_manager
 from omni_connector_core.streams import StreamReader, StreamWriter
-from omni_connector_core.transport import Memory, Peer, Role, Transport, TransportContext
+from omni_connector_core.transport import Memory, Transport
 
 __all__ = ["OmniConnector", "create_connector", "default_namespace"]
 

@@ -32,7 +32,8 @@ from omni_connector_core.options import Options, suggestion
 
 if TYPE_CHECKING:
     from omni_connector_core.codec import Codec
-    from omni_connector_core.transport import Transport, TransportContext
+    from omni_connector_core.context import TransportContext
+    from omni_connector_core.transport import Transport
 
 __all__ = ["BackendSpec", "DropIn", "PluginManager", "hookimpl", "hookspec", "plugin_manager"]
 

@@ -10,12 +10,11 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from typing import Any, final
 
 from omni_connector_core.capabilities import Capabilities, Health, Usage
+from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import LONGEST_S, Deadline
 from omni_connector_core.errors import (
     BufferMismatchError,
@@ -29,11 +28,10 @@ from omni_connector_core.errors import (
     locate,
 )
 from omni_connector_core.frame import Frame, scatter
-from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.key import Key
 from omni_connector_core.metadata import ANYWHERE, Metadata, Where, make_metadata
-from omni_connector_core.options import Options
 
-__all__ = ["Memory", "Peer", "Role", "Transport", "TransportContext"]
+__all__ = ["Memory", "Transport"]
 
 Memory = Any
 """One received frame: a contiguous buffer-protocol object that owns the lease on it.
@@ -46,49 +44,6 @@ take no lock.
 
 FIRST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 5e-3
-
-
-class Role(Enum):
-    """Which end of an edge a process is. The runtime says so, never the YAML."""
-
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
-    BOTH = "both"
-
-
-class Peer(NamedTuple):
-    """Names a process of the pipeline: a stage's replica and rank."""
-
-    stage: str
-    replica: int = 0
-    rank: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportContext:
-    """Everything that the runtime tells an opening transport.
-
-    Attributes
-    ----------
-    backend
-        The name under which the backend is registered.
-    options
-        The backend's own options, checked.
-    namespace
-        Keeps deployments apart; nothing is read or written outside it.
-    edge, role, producer
-        Which edge this is, which end of it this process is, and, for a producing end, which replica and rank.
-    peers
-        Control addresses (``host:port``) of processes on other hosts, where the runtime knows them.
-    """
-
-    backend: str
-    options: Options
-    namespace: str
-    edge: Edge = Edge("0", "1")
-    role: Role = Role.BOTH
-    producer: Producer = Producer()
-    peers: Mapping[Peer, str] = field(default_factory=dict)
 
 
 _OTHER_END = {Role.PRODUCER: Role.CONSUMER, Role.CONSUMER: Role.PRODUCER}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from omni_connector_core.config.deploy import ConnectorConfig, DeployConfig
 from omni_connector_core.connector import OmniConnector, create_connector
+from omni_connector_core.context import Peer, Role
 from omni_connector_core.errors import OmniConnectorError
 from omni_connector_core.key import Edge
 from omni_connector_core.plugins import PluginManager, plugin_manager
-from omni_connector_core.transport import Peer, Role
 
 __all__ = ["End", "ends_of", "open_ends"]
 

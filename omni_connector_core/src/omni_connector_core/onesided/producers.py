@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from omni_connector_core.context import TransportContext
 from omni_connector_core.errors import IncompatibleMetadataError, PeerLostError
 from omni_connector_core.metadata import Where
 from omni_connector_core.onesided.discovery import Directory, Watch
 from omni_connector_core.onesided.messages import Cleanup, Scope, new_number
 from omni_connector_core.recent import Recent
-from omni_connector_core.transport import TransportContext
 
 __all__ = ["Producers", "Whereabouts"]
 

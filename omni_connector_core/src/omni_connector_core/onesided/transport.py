@@ -19,6 +19,7 @@ from typing import Any
 
 from omni_connector_core.arena import Pool, Region
 from omni_connector_core.capabilities import Capabilities, Usage
+from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     BackendUnavailableError,
@@ -45,7 +46,7 @@ from omni_connector_core.onesided.reading import Span
 from omni_connector_core.onesided.server import ControlServer
 from omni_connector_core.onesided.servers import close_server, open_server
 from omni_connector_core.onesided.sockets import read_secret
-from omni_connector_core.transport import Memory, Role, Transport, TransportContext
+from omni_connector_core.transport import Memory, Transport
 
 __all__ = ["OneSidedTransport"]
 

@@ -47,6 +47,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from omni_connector_core.capabilities import Usage
+from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.frame import Frame
@@ -57,7 +58,7 @@ from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.producer import ProducerEnd
-from omni_connector_core.transport import Memory, Role, Transport, TransportContext
+from omni_connector_core.transport import Memory, Transport
 
 __all__ = ["StoreTransport"]
 

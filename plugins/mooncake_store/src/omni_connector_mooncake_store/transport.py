@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from omni_connector_core.capabilities import Capabilities
+from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.store import ObjectStore, StoreTransport
-from omni_connector_core.transport import Role, TransportContext
 from omni_connector_mooncake_store.client import shared_client
 from omni_connector_mooncake_store.objects import MooncakeObjects
 from omni_connector_mooncake_store.options import MooncakeStoreOptions

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_connector_core.capabilities import Usage
+from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, CapacityError, IncompatibleMetadataError
 from omni_connector_core.frame import Frame, scatter
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
-from omni_connector_core.transport import Memory, Role, Transport, TransportContext
+from omni_connector_core.transport import Memory, Transport
 from omni_connector_shared_memory.consumer import ConsumerEnd
 from omni_connector_shared_memory.interest import Claimed, Target
 from omni_connector_shared_memory.meeting import Meeting

@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 from omni_connector_core.capabilities import Capabilities
+from omni_connector_core.context import TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.onesided import OneSidedOptions
 from omni_connector_core.options import Options
 from omni_connector_core.store import StoreTransport
-from omni_connector_core.transport import Transport, TransportContext
+from omni_connector_core.transport import Transport
 from omni_connector_yuanrong.ascend import AscendTransport, require_ascend
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.plugin import CAPABILITIES
