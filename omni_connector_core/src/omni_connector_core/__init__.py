@@ -11,10 +11,11 @@
 
 from omni_connector_core import errors
 from omni_connector_core.capabilities import Capabilities, Health, Usage
-from omni_connector_core.connector import OmniConnector, create_connector
+from omni_connector_core.connector import OmniConnector
 from omni_connector_core.context import Peer, Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import *  # noqa: F403 - the error tree is part of the public interface
+from omni_connector_core.factory import create_connector
 from omni_connector_core.handles import NOT_READY, GetHandle, PutHandle
 from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.metadata import Metadata

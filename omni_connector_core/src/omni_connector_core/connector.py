@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -14,19 +13,17 @@ from typing import Any
 from omni_connector_core.aio import AsyncConnector
 from omni_connector_core.capabilities import Capabilities, Health
 from omni_connector_core.codec import Codec
-from omni_connector_core.context import Peer, Role, TransportContext
+from omni_connector_core.context import Role
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import ClosedError, ConfigError, InvalidKeyError, OmniConnectorError, locate
+from omni_connector_core.errors import ClosedError, InvalidKeyError, OmniConnectorError, locate
 from omni_connector_core.handles import NOT_READY, GetHandle, NotReady, PutHandle
 from omni_connector_core.key import Edge, Key, Producer, as_key
 from omni_connector_core.metadata import Metadata, Where, read_metadata
 from omni_connector_core.metrics import Metrics
-from omni_connector_core.options import parse_options
-from omni_connector_core.plugins import PluginManager, plugin_manager
 from omni_connector_core.streams import StreamReader, StreamWriter
 from omni_connector_core.transport import Memory, Transport
 
-__all__ = ["OmniConnector", "create_connector", "default_namespace"]
+__all__ = ["OmniConnector"]
 
 
 class OmniConnector:
@@ -426,70 +423,3 @@ class OmniConnector:
             error.key = repr(key)
         self._metrics.failed(operation, error.code)
         return error
-
-
-def create_connector(
-    name: str,
-    config: Mapping[str, Any] | None = None,
-    *,
-    edge: Edge | tuple[str, str] = Edge("0", "1"),
-    role: Role | str = Role.BOTH,
-    namespace: str | None = None,
-    replica: int = 0,
-    rank: int = 0,
-    peers: Mapping[Peer | tuple[str, int, int], str] | None = None,
-    plugins: PluginManager = plugin_manager,
-) -> OmniConnector:
-    """Open one end of one edge over a backend.
-
-    Parameters
-    ----------
-    name
-        The backend: the name of an installed plugin.
-    config
-        The backend's own options; not changed.
-    edge, role
-        Which edge, and which end of it this process is.
-    namespace
-        Keeps deployments apart; None: the environment's OMNI_CONNECTOR_NAMESPACE, else one per user. Two processes on one
-        host that name the same namespace and edge find each other.
-    replica, rank
-        Which of the producing stage's processes this is.
-    peers
-        Control addresses of processes on other hosts, by stage, replica and rank.
-
-    Raises
-    ------
-    UnknownBackendError, PluginError, OptionError
-    ConfigError
-        An edge, role, replica or rank that is none.
-    """
-    stages = tuple(map(str, edge)) if isinstance(edge, tuple | list) else ()
-    if len(stages) != 2:
-        raise ConfigError(f"an edge is the names of its two stages, not {edge!r}")
-    try:
-        role = Role(role)
-    except ValueError as error:
-        raise ConfigError(f"a role is one of {', '.join(one.value for one in Role)}, not {role!r}") from error
-    for field, number in (("replica", replica), ("rank", rank)):
-        if type(number) is not int or number < 0:
-            raise ConfigError(f"{field} is an int of at least 0, not {number!r}")
-    spec = plugins.spec(name)
-    options = parse_options(spec.load_options(), config, backend=name)
-    context = TransportContext(
-        backend=name,
-        options=options,
-        namespace=default_namespace() if namespace is None else namespace,
-        edge=Edge(*stages),
-        role=role,
-        producer=Producer(replica, rank),
-        peers={Peer(*peer): address for peer, address in (peers or {}).items()},
-    )
-    codec = Codec(checksum=options.checksum)
-    plugins.extend_codec(codec)
-    return OmniConnector(plugins.wrap(spec.load_transport()(context), context), codec)
-
-
-def default_namespace() -> str:
-    """Return the namespace of processes that name none: the environment's, else one per user."""
-    return os.environ.get("OMNI_CONNECTOR_NAMESPACE") or f"user-{os.getuid()}"

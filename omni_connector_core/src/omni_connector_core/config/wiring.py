@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_connector_core.config.deploy import ConnectorConfig, DeployConfig
-from omni_connector_core.connector import OmniConnector, create_connector
+from omni_connector_core.connector import OmniConnector
 from omni_connector_core.context import Peer, Role
 from omni_connector_core.errors import OmniConnectorError
+from omni_connector_core.factory import create_connector
 from omni_connector_core.key import Edge
 from omni_connector_core.plugins import PluginManager, plugin_manager
 
