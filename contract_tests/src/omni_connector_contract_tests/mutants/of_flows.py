@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -261,17 +261,19 @@ def offset_in_the_first_block_forgotten(
     yield from right(block_ids, block_size, first - first % block_size, stop - first % block_size)
 
 
-@breaks(kv_receive, "Placement", "TestKVFlow::test_layouts_and_block_sizes_may_differ")
+@breaks(kv_receive, "place", "TestKVFlow::test_layouts_and_block_sizes_may_differ")
 def the_others_block_size(
-    right: Original, spec: KVSpec, heads: Span, tokens: Span, held: Span, block_ids: Sequence[int]
-) -> Placement:
+    right: Original, spec: KVSpec, tiles: Iterable[Tile], block_ids: Sequence[int], num_tokens: int
+) -> list[tuple[Tile, Placement]]:
     """The consumer walks its blocks as if they had the size 4, which only the producer's have."""
-    placement: Placement = right(spec, heads, tokens, held, block_ids)
-    first = tokens.start - held.start
-    walked = list(kv_cache.runs(list(block_ids) * 2, 4, first, first + len(tokens)))
-    if spec.block_size > 4:
-        placement._runs = [run for run in walked if run.stop - run.start <= 4]
-    return placement
+    placed: list[tuple[Tile, Placement]] = right(spec, tiles, block_ids, num_tokens)
+    held = spec.tokens_of(spec.rank.sp, num_tokens)
+    for tile, placement in placed:
+        first = tile.tokens.start - held.start
+        walked = list(kv_cache.runs(list(block_ids) * 2, 4, first, first + len(tile.tokens)))
+        if spec.block_size > 4:
+            placement._runs = [run for run in walked if run.stop - run.start <= 4]
+    return placed
 
 
 # ---- KV: who gets what

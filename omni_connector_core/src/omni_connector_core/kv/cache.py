@@ -6,15 +6,16 @@ A tile on the wire is an array ``[planes, tokens, heads, head_size]`` of raw ele
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from omni_connector_core.errors import IncompatibleKVError
+from omni_connector_core.errors import ConfigError, IncompatibleKVError
+from omni_connector_core.kv.plan import Tile
 from omni_connector_core.kv.spec import KVSpec, Span
 
-__all__ = ["Placement", "Run", "planes_of", "runs"]
+__all__ = ["Placement", "Run", "place", "planes_by_layer", "planes_of", "runs"]
 
 Raw = np.ndarray[Any, np.dtype[Any]]
 
@@ -65,6 +66,22 @@ def planes_of(spec: KVSpec, layer_cache: Any) -> list[Raw]:
     if len(planes) != spec.planes:
         raise IncompatibleKVError(f"the cache has {len(planes)} planes, the spec says {spec.planes}", field="layout")
     return planes
+
+
+def planes_by_layer(spec: KVSpec, caches: Sequence[Any]) -> dict[int, list[Raw]]:
+    """See the caches of a rank's layers, in order, as planes, by the layer's number in the model.
+
+    Raises
+    ------
+    ConfigError
+        They are more or fewer than the rank has layers.
+    IncompatibleKVError
+        One is not what the spec says.
+    """
+    layers = spec.pp_ranges[spec.rank.pp]
+    if len(caches) != len(layers):
+        raise ConfigError(f"{len(caches)} caches for the {len(layers)} layers of this rank")
+    return {layer: planes_of(spec, cache) for layer, cache in zip(range(*layers), caches, strict=True)}
 
 
 class Run(NamedTuple):
@@ -168,3 +185,26 @@ class Placement:
     @staticmethod
     def _part(run: Run) -> slice:
         return slice(run.offset, run.offset + run.stop - run.start)
+
+
+def place(
+    spec: KVSpec, tiles: Iterable[Tile], block_ids: Sequence[int], num_tokens: int
+) -> list[tuple[Tile, Placement]]:
+    """Say for each tile of a request where in a rank's cache it lies.
+
+    Parameters
+    ----------
+    block_ids
+        The request's blocks in this rank's cache, in order of this rank's tokens.
+    num_tokens
+        Tokens of the request over all sequence-parallel ranks.
+
+    Raises
+    ------
+    ConfigError
+        The blocks do not hold this rank's tokens.
+    """
+    held = spec.tokens_of(spec.rank.sp, num_tokens)
+    if len(block_ids) * spec.block_size < len(held):
+        raise ConfigError(f"{len(block_ids)} blocks of {spec.block_size} do not hold {len(held)} tokens")
+    return [(tile, Placement(spec, tile.heads, tile.tokens, held, block_ids)) for tile in tiles]

@@ -13,7 +13,6 @@ import numpy as np
 
 from omni_connector_core.connector import OmniConnector
 from omni_connector_core.errors import (
-    ConfigError,
     DecodeError,
     IncompatibleKVError,
     PayloadExpiredError,
@@ -21,7 +20,7 @@ from omni_connector_core.errors import (
     ProducerFailedError,
 )
 from omni_connector_core.key import Key, Producer
-from omni_connector_core.kv.cache import Placement, planes_of
+from omni_connector_core.kv.cache import Placement, place, planes_by_layer
 from omni_connector_core.kv.plan import Tile, head_key, plan, tile_key
 from omni_connector_core.kv.send import HEAD_VERSION
 from omni_connector_core.kv.spec import KVSpec, Rank, check_compatible
@@ -59,9 +58,7 @@ class KVReceiver:
         self.connector, self.spec, self.producer = connector, spec, producer
         self.rank = spec.rank
         self.layers = spec.pp_ranges[self.rank.pp]
-        if len(caches) != len(self.layers):
-            raise ConfigError(f"{len(caches)} caches for the {len(self.layers)} layers of this rank")
-        self.planes = {layer: planes_of(spec, cache) for layer, cache in zip(range(*self.layers), caches, strict=True)}
+        self.planes = planes_by_layer(spec, caches)
         if connector.capabilities.direct_get_into:
             for cache in caches:
                 for part in cache if spec.layout == "separate" else [cache]:
@@ -116,14 +113,9 @@ class KVReceive:
         self._deadline = receiver.connector.deadline(timeout)
         spec, rank = receiver.spec, receiver.rank
         self._plan = plan(receiver.producer, spec, num_tokens)
-        held = spec.tokens_of(rank.sp, num_tokens)
-        if len(block_ids) * spec.block_size < len(held):
-            raise ConfigError(f"{len(block_ids)} blocks of {spec.block_size} do not hold {len(held)} tokens")
-        self.num_tokens = len(held)
+        self._tiles = place(spec, self._plan.needed_by(rank), block_ids, num_tokens)
+        self.num_tokens = len(spec.tokens_of(rank.sp, num_tokens))
         """Tokens of this rank: what it may reuse once all layers are here."""
-        self._tiles = [
-            (tile, Placement(spec, tile.heads, tile.tokens, held, block_ids)) for tile in self._plan.needed_by(rank)
-        ]
         copiers = min(len(self._tiles), os.cpu_count() or 1) if self._large() else 1
         self._threads = ThreadPoolExecutor(copiers - 1, "omni-connector-kv") if copiers > 1 else None
         self._next = receiver.layers.start

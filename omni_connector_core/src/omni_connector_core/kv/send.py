@@ -11,7 +11,7 @@ from typing import Any, Self
 from omni_connector_core.codec import Written
 from omni_connector_core.connector import OmniConnector
 from omni_connector_core.errors import ClosedError, ConfigError
-from omni_connector_core.kv.cache import Placement, planes_of
+from omni_connector_core.kv.cache import place, planes_by_layer
 from omni_connector_core.kv.plan import head_key, plan, tile_key
 from omni_connector_core.kv.spec import KVSpec, check_compatible
 
@@ -45,9 +45,7 @@ class KVSender:
         self.connector, self.spec, self.consumer = connector, spec, consumer
         self.rank = spec.rank
         self.layers = spec.pp_ranges[self.rank.pp]
-        if len(caches) != len(self.layers):
-            raise ConfigError(f"{len(caches)} caches for the {len(self.layers)} layers of this rank")
-        self.planes = {layer: planes_of(spec, cache) for layer, cache in zip(range(*self.layers), caches, strict=True)}
+        self.planes = planes_by_layer(spec, caches)
 
     def open(
         self,
@@ -96,10 +94,7 @@ class KVSend:
         self._put = partial(sender.connector.put, timeout=timeout, ttl=ttl)
         spec, rank = sender.spec, sender.rank
         way = plan(spec, sender.consumer, num_tokens)
-        held = spec.tokens_of(rank.sp, num_tokens)
-        if len(block_ids) * spec.block_size < len(held):
-            raise ConfigError(f"{len(block_ids)} blocks of {spec.block_size} do not hold {len(held)} tokens")
-        self._tiles = [(tile, Placement(spec, tile.heads, tile.tokens, held, block_ids)) for tile in way.sent_by(rank)]
+        self._tiles = place(spec, way.sent_by(rank), block_ids, num_tokens)
         self._unsent = list(self._tiles)
         self._readers = readers
         self._next = sender.layers.start
