@@ -166,6 +166,17 @@ def test_services_run_until_a_signal(tmp_path: Path, number: signal.Signals) -> 
     assert not Path(described["directory"]).exists()
 
 
+def test_a_stage_in_the_current_folder_is_found_by_the_script_too(tmp_path: Path) -> None:
+    (tmp_path / "my_own_stages.py").write_text("class Stage: ...\n")
+    (tmp_path / "pipeline.yaml").write_text(
+        "connector: {type: shared_memory}\nedges: [{from: a, to: b}]\n"
+        "stages:\n  - {stage_id: a, class: 'my_own_stages:Stage'}\n  - {stage_id: b, class: 'my_own_stages:Stage'}\n"
+    )
+    command = [sys.executable, "-P", *COMMAND[1:], "check", "pipeline.yaml"]  # -P: the path of a script
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, "pipeline.yaml: ok\n"), done.stdout
+
+
 def test_the_demo_gives_what_one_process_gives(tmp_path: Path) -> None:
     done = run("demo", "--json", "--max-tokens", "24", "--requests", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

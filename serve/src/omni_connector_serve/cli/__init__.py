@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -109,6 +110,8 @@ def main() -> None:
     from omni_connector_core import OmniConnectorError
     from omni_connector_core.services import ServiceError
 
+    if os.getcwd() not in sys.path:  # as for the workers, which `python -m` starts: a stage may lie in this folder
+        sys.path.insert(0, os.getcwd())
     try:
         app()
     except (OmniConnectorError, ServiceError) as error:
