@@ -44,11 +44,11 @@ class Times:
 
 def raw_put(session: Session, key: str, source: np.ndarray) -> None:
     """Put with the vendor's calls."""
-    (buffer,) = session.writer.mcreate([key], [source.nbytes], ttl_second=60)
+    (buffer,) = session.client.mcreate([key], [source.nbytes], ttl_second=60)
     view = buffer.MutableData()
     np.copyto(np.frombuffer(view, np.uint8), source)
     view.release()
-    session.writer.mset_buffer([buffer])
+    session.client.mset_buffer([buffer])
 
 
 def raw_read(session: Session, key: str) -> memoryview:

@@ -244,7 +244,7 @@ def test_an_unpublished_buffer_is_nobodys_and_its_memory_comes_back(cluster, nam
 
 def allocated(store, name, nbytes):
     try:
-        return store._open.writer.mcreate([name], [nbytes])
+        return store._open.client.mcreate([name], [nbytes])
     except RuntimeError:  # what was dropped is free a moment later
         return None
 

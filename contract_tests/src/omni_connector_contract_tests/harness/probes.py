@@ -6,7 +6,8 @@ import contextlib
 import gc
 import os
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,11 @@ from omni_connector_contract_tests.harness.worker import Run
 __all__ = ["FileProbe", "Held", "LeakProbe", "check_gone", "files_of", "held"]
 
 SOCKET = "socket:"
-POOLED_SOCKETS = 16
-"""By so many an engine's pool of connections may grow during a class of tests: it has one for each call in flight."""
+UNNAMED = "unnamed"
+"""A thread with the name of its process, which it has by birth: all of Python's."""
+POOLED = 16
+"""By so many an engine's pool of connections, or of threads that it gave a name to, may grow during a class of tests: it has
+one for each call in flight. An engine that is opened anew for each connector makes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +37,27 @@ class Held:
     fds
         What each open file descriptor stands for, sorted; sockets and pipes without their numbers.
     threads
-        Threads of the operating system.
+        Names of the operating system's threads, sorted.
     children
         Child processes.
     """
 
     fds: tuple[str, ...]
-    threads: int
+    threads: tuple[str, ...]
     children: int
 
     def more_than(self, other: Held) -> list[str]:
         """Say what this holds more than `other`."""
-        new = list(self.fds)
-        for name in other.fds:
-            if name in new:
-                new.remove(name)
-        if new.count(SOCKET) <= POOLED_SOCKETS:
+        new = list((Counter(self.fds) - Counter(other.fds)).elements())
+        if new.count(SOCKET) <= POOLED:
             new = [name for name in new if name != SOCKET]
         found = [f"file descriptor {name}" for name in new] if len(self.fds) > len(other.fds) else []
-        if self.threads > other.threads:
-            found.append(f"{self.threads - other.threads} threads")
+        started = Counter(self.threads) - Counter(other.threads)
+        unnamed = started.pop(UNNAMED, 0)
+        if started.total() > POOLED:
+            found += [f"{count} threads {name}" for name, count in started.items()]
+        if unnamed:
+            found.append(f"{unnamed} threads")
         if self.children > other.children:
             found.append(f"{self.children - other.children} child processes")
         return found
@@ -69,8 +74,15 @@ def held(*, collect: bool) -> Held:
         except FileNotFoundError:  # the directory itself, while it was read
             continue
         fds.append(re.sub(r"\[\d+\]", "", target))
-    process = psutil.Process()
-    return Held(tuple(sorted(fds)), process.num_threads(), len(process.children()))
+    return Held(tuple(sorted(fds)), tuple(sorted(_thread_names())), len(psutil.Process().children()))
+
+
+def _thread_names() -> Iterator[str]:
+    own = Path("/proc/self/comm").read_text()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended while we looked
+            name = (task / "comm").read_text()
+            yield UNNAMED if name == own else name.strip()
 
 
 def files_of(peers: Peers) -> set[str]:

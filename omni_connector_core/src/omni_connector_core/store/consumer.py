@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,7 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Where
-from omni_connector_core.store import notices
+from omni_connector_core.store import notices, tickets
 from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Owner
@@ -42,6 +44,8 @@ FIRST_PAUSE_S = 100e-6
 LONGEST_PAUSE_S = 20e-3
 SLOW_PAUSE_S = 0.1
 """Longest pause when the store is slow to answer: asking takes a fifth of the time."""
+WANTED_S = 60.0
+"""How long a request to hand over lies in the store when nobody answers it, seconds."""
 BATCH = 256
 """Names in one call."""
 
@@ -54,6 +58,7 @@ class ConsumerEnd:
         self._store = store
         self._outlives = outlives
         self._abandoned: dict[str, float] = {}
+        self._decided_by_store: deque[str] = deque(maxlen=256)
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
         """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
@@ -147,9 +152,8 @@ class ConsumerEnd:
 
     def _unread(self, found: list[tuple[Slot, Descriptor]], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:
         """Keep those whose payload is still there: a descriptor outlives its payload by a moment."""
-        names = [self._owner(slot).data(descriptor.generation) for slot, descriptor in found]
-        there = self._store.exist(names, deadline=deadline)
-        return [entry for entry, exists in zip(found, there, strict=True) if exists]
+        unread = self._are_unread(found, deadline)
+        return [payload for payload, left in zip(found, unread, strict=True) if left]
 
     def _take(self, slot: Slot, descriptor: Descriptor, deadline: Deadline) -> Memory | None:
         """Read a payload, then take one read of it; None when somebody else had the last one."""
@@ -157,6 +161,11 @@ class ConsumerEnd:
             raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
         owner, store = self._owner(slot), self._store
         data = owner.data(descriptor.generation)
+        folder = tickets.folder_of(slot) if descriptor.ticket else None
+        if descriptor.ticket and not (folder and os.path.isdir(folder)):
+            folder = None
+            if not self._handed_over(slot, deadline):
+                return None
         try:
             memory = store.read(data, descriptor.nbytes, shared=descriptor.readers > 1, deadline=deadline)
         except BackendUnavailableError as error:
@@ -165,6 +174,11 @@ class ConsumerEnd:
             raise
         if memory is None:
             return None
+        if folder is not None:
+            if not tickets.take(folder, descriptor.generation):
+                return None
+            store.discard(data, deadline=deadline)
+            return memory
         reads = owner.reads(descriptor.generation, descriptor.readers)
         random.shuffle(reads)
         if store.take(reads, deadline=deadline) is None:
@@ -173,24 +187,48 @@ class ConsumerEnd:
             store.remove([data], deadline=deadline)
         return memory
 
+    def _handed_over(self, slot: Slot, deadline: Deadline) -> bool:
+        """Whether the store decides about reads of a producer whose tickets are out of sight; asks for it where it does not.
+
+        Round trips: 1, until it does. A producer hands over within 0.3 s.
+        """
+        if slot.incarnation in self._decided_by_store:
+            return True
+        owner = self._owner(slot)
+        over, asked = self._store.exist([owner.handed_over, owner.wanted], deadline=deadline)
+        if over:
+            self._decided_by_store.append(slot.incarnation)
+        elif self.directory.gone(slot, deadline):
+            raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
+        elif not asked:
+            self._store.claim(owner.wanted, b"1", ttl_s=WANTED_S, deadline=deadline)
+        return over
+
+    def _are_unread(self, payloads: Sequence[tuple[Slot, Descriptor]], deadline: Deadline) -> list[bool]:
+        """Say of each payload whether a read of it is left, as far as can be seen from here. 1 round trip a batch."""
+        names = [self._owner(slot).data(descriptor.generation) for slot, descriptor in payloads]
+        there = [answer for part in _batches(names) for answer in self._store.exist(part, deadline=deadline)]
+        for number, (slot, descriptor) in enumerate(payloads):
+            folder = tickets.folder_of(slot) if descriptor.ticket and there[number] else None
+            if folder and os.path.isdir(folder):
+                there[number] = tickets.is_there(folder, descriptor.generation)
+        return there
+
     def exists(self, keys: Sequence[Key], where: Where, deadline: Deadline) -> list[bool]:
         """Say for each key whether some producer has it unread."""
         if self.directory.stale(REFRESH_S):
             self.directory.refresh(deadline)
-        owners = [self._owner(slot) for slot in self.directory.producers(where.producer)]
-        if not owners:
+        slots = self.directory.producers(where.producer)
+        if not slots:
             return [False] * len(keys)
-        names = [owner.descriptor(key) for key in keys for owner in owners]
-        data = load_readable(self._store, names, deadline)
-        payloads: list[str | None] = []
-        for number, raw in enumerate(data):
-            descriptor = unpack(raw, Descriptor)
-            live = None if descriptor is None or descriptor.ending else descriptor.generation
-            payloads.append(None if live is None else owners[number % len(owners)].data(live))
-        asked = [name for name in payloads if name is not None]
-        there = iter([answer for part in _batches(asked) for answer in self._store.exist(part, deadline=deadline)])
-        answers = [name is not None and next(there) for name in payloads]
-        return [any(answers[n : n + len(owners)]) for n in range(0, len(answers), len(owners))]
+        data = load_readable(
+            self._store, [self._owner(slot).descriptor(key) for key in keys for slot in slots], deadline
+        )
+        found = [unpack(raw, Descriptor) for raw in data]
+        live = {n: (slots[n % len(slots)], d) for n, d in enumerate(found) if d is not None and not d.ending}
+        unread = dict(zip(live, self._are_unread(list(live.values()), deadline), strict=True))
+        answers = [unread.get(number, False) for number in range(len(found))]
+        return [any(answers[n : n + len(slots)]) for n in range(0, len(answers), len(slots))]
 
     def cleanup(self, request_id: str, deadline: Deadline, *, but: str | None) -> int:
         """Ask every producer that lives, save the incarnation `but`, to discard a request; returns the sum of their counts.
@@ -244,7 +282,7 @@ class ConsumerEnd:
 def _from_metadata(producer: Producer, at: Mapping[str, Any], nbytes: int | None) -> tuple[Slot, Descriptor]:
     try:
         slot = msgspec.convert([*producer, at["owner"], at["process"]], Slot)
-        return slot, msgspec.convert([at["generation"], nbytes, at["readers"]], Descriptor)
+        return slot, msgspec.convert([at["generation"], nbytes, at["readers"], "", "", at["ticket"]], Descriptor)
     except (KeyError, msgspec.ValidationError) as error:
         raise IncompatibleMetadataError(f"the metadata is damaged: {error}") from error
 

@@ -8,6 +8,7 @@
     <scope>:o:<replica>:<rank>:<incarnation>:     prefix of everything else that a producer owns
         b                                   its heartbeat
         m, r:<mail>                         its mailbox, and an answer
+        h, h:d                              somebody asks it to hand over its tickets, and that it has
         a:<request>                         an abandoned request
         k:<request>:<chunk>:<shard>         the descriptor of a key
         d:<generation>                      a payload's bytes
@@ -61,12 +62,14 @@ class Names:
 class Owner:
     """Names of what one open producer owns; all begin with `prefix`."""
 
-    __slots__ = ("_room", "beat", "mailbox", "prefix")
+    __slots__ = ("_room", "beat", "handed_over", "mailbox", "prefix", "wanted")
 
     def __init__(self, prefix: str, longest: int) -> None:
         self.prefix = prefix
         self.beat = f"{prefix}b"
         self.mailbox = f"{prefix}m"
+        self.wanted = f"{prefix}h"
+        self.handed_over = f"{prefix}h:d"
         self._room = longest - len(prefix)
 
     def answer(self, mail: str) -> str:

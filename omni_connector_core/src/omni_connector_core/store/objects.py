@@ -58,6 +58,9 @@ class ObjectStore(ABC):
 
     longest_name: ClassVar[int]
     """The most characters of a name."""
+    tickets: ClassVar[bool] = False
+    """Whether reads on the producer's host are decided by files (`omni_connector_core.store.tickets`) in place of `take`: worth
+    it where `take` is a request more than `read` and `discard`."""
 
     @abstractmethod
     def create(self, objects: Sequence[NewObject], *, ttl_s: float, deadline: Deadline) -> None:
@@ -124,6 +127,10 @@ class ObjectStore(ABC):
     @abstractmethod
     def remove(self, names: Sequence[str], *, deadline: Deadline) -> None:
         """Remove objects, in one round trip; one that is not there is no error."""
+
+    def discard(self, name: str, *, deadline: Deadline) -> None:
+        """Remove an object that was read, at once or soon."""
+        self.remove([name], deadline=deadline)
 
     def purge(self, prefix: str, *, deadline: Deadline) -> None:  # noqa: B027 - native expiry does it elsewhere
         """Remove every object whose name begins with `prefix`, where the store can find them."""

@@ -37,6 +37,7 @@ from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.store.records import Beat, Count, Descriptor, Mail, Slot, pack, unpack
+from omni_connector_core.store.tickets import Tickets
 
 __all__ = ["ProducerEnd"]
 
@@ -73,6 +74,8 @@ class ProducerEnd:
         self.slot = Slot(*producer, secrets.token_hex(8), this_process())
         self.owner = directory.names.owner(producer, self.slot.incarnation)
         self.book = Book()
+        self._tickets = Tickets(self.slot, wanted=store.tickets)
+        self._handed_over: list[int] = []
         self._beats = 0
         self._beat_at_s = 0.0
         self._wake = threading.Event()
@@ -99,20 +102,25 @@ class ProducerEnd:
         book.check(key)
         with book.changing(key):
             old = book.live.get(key)
-            if old is not None and not any(store.exist(self._reads(old), deadline=deadline)):
+            if old is not None and not self._are_unread([old], deadline)[0]:
                 self.book.end(key)
                 old = None
             if old is not None and not overwrite:
                 raise PayloadConflictError("an earlier payload of this key is still unread")
             described = book.described(key)
             generation = book.next_generation()
-            descriptor = pack(Descriptor(generation, frame.nbytes, readers))
+            ticket = readers == 1 and self._tickets.issue(generation)
+            descriptor = pack(Descriptor(generation, frame.nbytes, readers, ticket=ticket))
             objects = [NewObject(owner.data(generation), frame)]
             if readers > 1:
                 objects += [NewObject(name, b"1") for name in owner.reads(generation, readers)]
             if not described:
                 objects.append(NewObject(owner.descriptor(key), descriptor))
-            self._create(objects, key, ttl_s=ttl_s, deadline=deadline)
+            try:
+                self._create(objects, key, ttl_s=ttl_s, deadline=deadline)
+            except OmniConnectorError:
+                self._tickets.take(generation)
+                raise
             entry = Entry(key, generation, frame.nbytes, readers, time.monotonic() + ttl_s)
             if described:
                 try:
@@ -134,6 +142,7 @@ class ProducerEnd:
             "process": list(msgspec.structs.astuple(self.slot.process)),
             "generation": generation,
             "readers": readers,
+            "ticket": ticket,
         }
 
     def fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
@@ -159,9 +168,18 @@ class ProducerEnd:
 
     def unread(self, keys: Sequence[Key], *, deadline: Deadline) -> list[bool]:
         """Say of each key whether its payload is still unread."""
-        reads = [self._reads(entry) if (entry := self.book.live.get(key)) else [] for key in keys]
+        return self._are_unread([self.book.live.get(key) for key in keys], deadline)
+
+    def _are_unread(self, entries: Sequence[Entry | None], deadline: Deadline) -> list[bool]:
+        left = [False if entry is None else self._tickets.left(entry.generation) for entry in entries]
+        reads = [
+            self._reads(e) if e is not None and known is None else [] for e, known in zip(entries, left, strict=True)
+        ]
         there = iter(self._exist([name for names in reads for name in names], deadline))
-        return [any(list(itertools.islice(there, len(names)))) for names in reads]
+        return [
+            any(list(itertools.islice(there, len(names)))) if known is None else known
+            for names, known in zip(reads, left, strict=True)
+        ]
 
     def settle(self, deadline: Deadline) -> None:
         """Forget payloads that were read, and end those that expired; leaves alone what is being put."""
@@ -175,13 +193,18 @@ class ProducerEnd:
                 return
             there += found
         now = self._settled_s = time.monotonic()
-        read = {e.key: e for e, exists in zip(entries, there, strict=True) if not exists}
-        due = {e.key: e for e, exists in zip(entries, there, strict=True) if exists and e.expires_s <= now}
+        taken = [exists and self._tickets.left(e.generation) is False for e, exists in zip(entries, there, strict=True)]
+        unread = [exists and not gone for exists, gone in zip(there, taken, strict=True)]
+        read = {e.key: e for e, left in zip(entries, unread, strict=True) if not left}
+        due = {e.key: e for e, left in zip(entries, unread, strict=True) if left and e.expires_s <= now}
         with self.book.changing_idle(read) as held:
             gone = [key for key in held if self.book.live.get(key) is read[key]]
             self._remove([self.owner.descriptor(key) for key in gone], deadline)
             for key in gone:
+                self._tickets.take(read[key].generation)
                 self.book.forget(key)
+        # for consumers that died between taking the ticket and discarding
+        self._remove([self.owner.data(e.generation) for e, gone in zip(entries, taken, strict=True) if gone], deadline)
         for key, entry in due.items():
             with self.book.changing_idle([key]) as held:
                 if held and self.book.live.get(key) is entry and self._discard([entry], deadline):
@@ -194,7 +217,15 @@ class ProducerEnd:
         self._end_keeper()
         owner, book = self.owner, self.book
         entries = book.entries()
-        names = [self._slot_name, owner.beat, owner.mailbox, *map(owner.answer, self._answers)]
+        self._tickets.close()
+        names = [
+            self._slot_name,
+            owner.beat,
+            owner.mailbox,
+            owner.wanted,
+            owner.handed_over,
+            *map(owner.answer, self._answers),
+        ]
         names += [name for entry in entries for name in self._names(entry)]
         names += [owner.descriptor(key) for key in {*book.live, *book.endings}]
         names += map(owner.abandoned, book.abandoned)
@@ -219,6 +250,11 @@ class ProducerEnd:
         """Take every read that is left; returns how many of the payloads had one."""
         count = 0
         for entry in entries:
+            ticket = self._tickets.take(entry.generation)
+            if ticket is not None:
+                count += ticket
+                self._store.remove([self.owner.data(entry.generation)], deadline=deadline)
+                continue
             reads = self._reads(entry)
             taken = False
             while self._store.take(reads, deadline=deadline) is not None:
@@ -319,13 +355,16 @@ class ProducerEnd:
 
     def _tick(self, deadline: Deadline) -> None:
         now = time.monotonic()
-        slot_there, mail_there = self._store.exist([self._slot_name, self.owner.mailbox], deadline=deadline)
+        asked = [self._slot_name, self.owner.mailbox, self.owner.wanted]
+        slot_there, mail_there, wanted = self._store.exist(asked, deadline=deadline)
         if not slot_there:
             self._recover(deadline)
         if now - self._beat_at_s >= BEAT_S * 0.9:
             self._beat(deadline)
         if mail_there:
             self._answer(deadline)
+        if wanted:
+            self._hand_over(deadline)
         entries = self.book.entries()
         if entries and (now - self._settled_s >= SETTLE_S or min(e.expires_s for e in entries) <= now):
             self.settle(deadline)
@@ -356,6 +395,16 @@ class ProducerEnd:
         if data is not None:
             self._store.remove([self.owner.mailbox], deadline=deadline)
 
+    def _hand_over(self, deadline: Deadline) -> None:
+        """Let the store decide about all reads, now that somebody comes who cannot see the tickets."""
+        read = self._handed_over
+        read += self._tickets.hand_over()
+        while read:
+            self._store.take([self.owner.data(read[-1])], deadline=deadline)
+            read.pop()
+        self._store.replace(self.owner.handed_over, b"1", ttl_s=0, deadline=deadline)
+        self._store.remove([self.owner.wanted], deadline=deadline)
+
     def _recover(self, deadline: Deadline) -> None:
         """Join anew: the store was restarted, or had taken this process for dead; first tell what it lost."""
         with self._recovering:
@@ -369,6 +418,7 @@ class ProducerEnd:
                 for key in held:
                     if self.book.live.get(key) is lost[key]:
                         self._tell(key, PeerLostError("the store lost it"), deadline)
+                        self._tickets.take(lost[key].generation)
                         self.book.end(key)
             self._beat(deadline)
             self._slot_name = self._join(deadline)

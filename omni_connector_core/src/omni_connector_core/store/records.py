@@ -27,6 +27,8 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         How it ended: the class name of the error for consumers. Empty: it has not.
     message
         The error's message.
+    ticket
+        Whether reads are decided by a ticket (`omni_connector_core.store.tickets`), as long as it was not handed over.
     """
 
     generation: int = 0
@@ -34,6 +36,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     readers: int = 1
     ending: str = ""
     message: str = ""
+    ticket: bool = False
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):

@@ -104,8 +104,8 @@ class StoreTransport(Transport):
         self._patiently(lambda: self._producer(deadline).fail(key, reason, deadline=deadline), deadline)
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
-        pause_s = FIRST_PAUSE_S
-        while self._producer_end is not None and any(self._producer_end.unread([key], deadline=deadline)):
+        own, pause_s = self._producer_end, FIRST_PAUSE_S
+        while own is not None and any(self._patiently(lambda: own.unread([key], deadline=deadline), deadline)):
             if deadline.expired():
                 return False
             time.sleep(min(pause_s, deadline.remaining_s()))
@@ -129,7 +129,7 @@ class StoreTransport(Transport):
 
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
         deadline = Deadline(POLL_S)
-        return self._consumer(deadline).exists(keys, where, deadline)
+        return self._patiently(lambda: self._consumer(deadline).exists(keys, where, deadline), deadline)
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         if self.context.role is Role.PRODUCER:

@@ -2,9 +2,9 @@
 
 Three traps that shape this module:
 
-- Every call holds the GIL until it returns, so none may wait: reads ask with a timeout of 0, a dead worker is noticed by
-  a plain socket first, and objects are created by a client of its own whose requests end early, since the vendor's
-  client itself goes on asking a full worker for the whole request timeout.
+- Every call holds the GIL until it returns, so none may wait: reads ask with a timeout of 0; a request is given up early and
+  made again; a worker that did not answer is asked for some milliseconds first, and a dead one noticed by a plain socket; a
+  worker that may be full is asked how full it is, since the vendor's client itself goes on asking a full one for memory.
 - The client that asked for an object's memory must be the one that publishes it: by another the memory is lost.
 - A view keeps its object's memory only while the client lives that made it: clients are kept for the life of the process.
 - Settings are read from the environment when the library is loaded.
@@ -18,9 +18,11 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
+from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_core.store.objects import NoRoomError
 from omni_connector_yuanrong.options import YuanrongOptions
@@ -37,6 +39,7 @@ from yr.datasystem.kv_client import ExistenceOpt, KVClient, WriteMode
 __all__ = [
     "AlreadyExistsError",
     "ExistenceOpt",
+    "KVClient",
     "NotThereError",
     "Session",
     "Usage",
@@ -45,10 +48,12 @@ __all__ = [
     "vendor_errors",
 ]
 
-WRITE_TIMEOUT_S = 0.5
-"""Longest time, with the GIL, that a full worker is asked for memory."""
-USAGE_TIMEOUT_S = 0.005
-"""Longest time, with the GIL, that a worker is asked how full it is."""
+ResultT = TypeVar("ResultT")
+
+ATTEMPT_S = 0.5
+"""Longest time, with the GIL, of one attempt at a request that moves no payload."""
+LOOK_S = 0.02
+"""Longest time, with the GIL, of asking whether a worker answers again, and how full it is."""
 
 _CODE = re.compile(r"code: \[([^\]]*)\]")
 _USAGE = re.compile(r"Total allocated (\d+), .*threshold size: (\d+)")
@@ -103,9 +108,9 @@ class Session:
     Attributes
     ----------
     client
-        For everything but creating objects.
-    writer
-        For `mcreate` and `mset_buffer`; its requests end after `WRITE_TIMEOUT_S`.
+        For everything but reading payloads; its requests end after `ATTEMPT_S`.
+    reader
+        For reading payloads, which may have to come from another host first; its requests end after `request_s`.
     write_mode
         With which objects are created.
     """
@@ -117,9 +122,9 @@ class Session:
         self._connect_s = options.connect_timeout_s
         self._suspect = False
         self.require_listener()
-        self.client = self._open(options, options.request_timeout_s)
-        self.writer = self._open(options, min(options.request_timeout_s, WRITE_TIMEOUT_S))
-        self._prober = self._open(options, USAGE_TIMEOUT_S)
+        self.client = self._open(options, min(options.request_timeout_s, ATTEMPT_S))
+        self.reader = self._open(options, options.request_timeout_s)
+        self._looker = self._open(options, LOOK_S)
 
     def _open(self, options: YuanrongOptions, request_s: float) -> KVClient:
         client = KVClient(
@@ -135,7 +140,7 @@ class Session:
 
     @contextlib.contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Guard one call: after one that got no answer, see that somebody listens before the GIL is given away again.
+        """Guard one call: after one that got no answer, see that the worker answers before the GIL is given away for long.
 
         Raises
         ------
@@ -143,6 +148,8 @@ class Session:
         """
         if self._suspect:
             self.require_listener()
+            with vendor_errors(call):
+                self._looker.exist(["omni-connector-look"])
         try:
             with vendor_errors(call):
                 yield
@@ -150,6 +157,24 @@ class Session:
             self._suspect = True
             raise
         self._suspect = False
+
+    def ask(self, call: str, request: Callable[[KVClient], ResultT], deadline: Deadline) -> ResultT:
+        """Make a request that may be made twice, again and again for `request_s` as long as the worker does not answer.
+
+        Raises
+        ------
+        BackendUnavailableError
+        """
+        last = Deadline(min(self.request_s, deadline.remaining_s()))
+        while True:
+            try:
+                with self.calling(call):
+                    return request(self.client)
+            except BackendUnavailableError:
+                self.require_listener()
+                if last.expired():
+                    raise
+            time.sleep(LOOK_S)
 
     def require_listener(self) -> None:
         """Find out, without the GIL, whether the worker's port is open.
@@ -167,13 +192,13 @@ class Session:
             ) from error
 
     def usage(self) -> Usage | None:
-        """Ask how full the worker is; None when it does not answer within `USAGE_TIMEOUT_S`.
+        """Ask how full the worker is; None when it does not answer within `LOOK_S`.
 
         There is no call for it: an object that no worker can hold is asked for, and the refusal says the numbers.
         """
         try:
             with vendor_errors("usage"):
-                self._prober.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
+                self._looker.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
         except NoRoomError as error:
             return told_usage(error)
         except BackendUnavailableError:

@@ -11,6 +11,7 @@ does for exactly one caller, also across workers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import secrets
@@ -18,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from omni_connector_core.deadline import Deadline
@@ -31,6 +32,7 @@ from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.sdk import (
     AlreadyExistsError,
     ExistenceOpt,
+    KVClient,
     NotThereError,
     Session,
     Usage,
@@ -43,10 +45,14 @@ __all__ = ["YuanrongStore"]
 TAKEN = "#taken"
 TAKEN_TTL_S = 60.0
 """How long a marker outlives the taken object, which is removed within milliseconds."""
-SWEEP_S = 10e-3
-"""For how long removals are collected."""
+SWEEP_S = 50e-3
+"""For how long removals are collected: each batch is a request that holds the GIL."""
 REFUSAL_S = 2.0
-"""For how long a refusal of memory stands while nothing was freed: to ask again holds the GIL for `WRITE_TIMEOUT_S`."""
+"""For how long a refusal of memory stands while nothing was freed: to ask again holds the GIL for `ATTEMPT_S`."""
+LOOK_S, PLENTY = 1.0, 0.5
+"""How old the knowledge of how full a worker is may be when it was more than half full, seconds."""
+RESERVE = 0.2
+"""A worker of which less than a fifth would be free is asked how full it is before it is asked for memory."""
 
 
 class _Refusal(NamedTuple):
@@ -71,10 +77,13 @@ class YuanrongStore(ObjectStore):
     """
 
     longest_name: ClassVar[int] = 255 - len(TAKEN)
+    tickets: ClassVar[bool] = True
 
     def __init__(self, options: YuanrongOptions) -> None:
         self._open: Session | None = open_session(options)
         self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
+        self._looked_s = time.monotonic()
+        self._put_nbytes = 0
         self._bound = options.capacity_bytes
         self._refusal: _Refusal | None = None
         self._just_read: deque[str] = deque(maxlen=256)
@@ -100,14 +109,16 @@ class YuanrongStore(ObjectStore):
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """See `ObjectStore.replace`."""
         self.remove([name], deadline=deadline)
-        self.create([NewObject(name, data)], ttl_s=ttl_s, deadline=deadline)
+        with _room_for_a_record():
+            self.create([NewObject(name, data)], ttl_s=ttl_s, deadline=deadline)
 
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """See `ObjectStore.claim`; a claim whose answer was lost is told by its data, which no two claimants share."""
         session = self._session()
+        how = session.write_mode, _whole(ttl_s), ExistenceOpt.NX
         try:
-            with session.calling("msettx"):
-                session.client.msettx([name], [data], session.write_mode, _whole(ttl_s), existence_opt=ExistenceOpt.NX)
+            with _room_for_a_record():
+                session.ask("msettx", lambda client: client.msettx([name], [data], *how), deadline)
         except AlreadyExistsError:
             return self.load([name], deadline=deadline) == [data]
         return True
@@ -128,18 +139,34 @@ class YuanrongStore(ObjectStore):
         """See `ObjectStore.remove`."""
         session = self._session()
         if names:
-            with session.calling("delete"):
-                session.client.delete(list(names))
+            session.ask("delete", lambda client: client.delete(list(names)), deadline)
+
+    def discard(self, name: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.discard`: soon, with others."""
+        self._taken.append(name)
+        self._sweep.set()
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def load(self, names: Sequence[str], *, deadline: Deadline) -> list[bytes | None]:
         """See `ObjectStore.load`."""
-        return [None if view is None else bytes(view) for view in self._views(names)]
+        session = self._session()
+        if not names:
+            return []
+        try:
+            views = session.ask("get_read_only_buffers", lambda client: _views(client, names), deadline)
+        except NotThereError:
+            return [None] * len(names)
+        return [None if view is None else bytes(view) for view in views]
 
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """See `ObjectStore.read`: a view of the worker's memory, which others may have views of as well."""
-        [view] = self._views([name])
+        session = self._session()
+        try:
+            with session.calling("get_read_only_buffers"):
+                [view] = _views(session.reader, [name])
+        except NotThereError:
+            return None
         if view is None:
             return None
         if view.nbytes != nbytes:
@@ -157,7 +184,7 @@ class YuanrongStore(ObjectStore):
         session = self._session()
         if not names:
             return []
-        found = self._exist(session, [*names, *(name + TAKEN for name in names)])
+        found = self._exist(session, [*names, *(name + TAKEN for name in names)], deadline)
         there, taken = found[: len(names)], found[len(names) :]
         return [exists and not gone for exists, gone in zip(there, taken, strict=True)]
 
@@ -207,43 +234,27 @@ class YuanrongStore(ObjectStore):
         return session
 
     @staticmethod
-    def _exist(session: Session, names: list[str]) -> list[bool]:
-        with session.calling("exist"):
-            return list(session.client.exist(names))
-
-    def _views(self, names: Sequence[str]) -> list[memoryview | None]:
-        session = self._session()
-        if not names:
-            return []
-        try:
-            with session.calling("get_read_only_buffers"):
-                buffers = session.client.get_read_only_buffers(list(names), 0)
-        except NotThereError:
-            return [None] * len(names)
-        return [None if buffer is None else buffer.immutable_data() for buffer in buffers]
+    def _exist(session: Session, names: list[str], deadline: Deadline) -> list[bool]:
+        return session.ask("exist", lambda client: list(client.exist(names)), deadline)
 
     def _allocate(
         self, session: Session, names: list[str], sizes: list[int], ttl_s: float, deadline: Deadline
     ) -> list[Any]:
-        """Ask for memory: a worker that refused is asked again once something was freed, or after `REFUSAL_S`."""
+        """Ask for memory, of a worker that probably has it: asking a full one holds the GIL for `ATTEMPT_S`."""
         nbytes = sum(sizes)
-        refusal = self._refusal
-        if refusal is not None and nbytes >= refusal.nbytes and time.monotonic() - refusal.at_s < REFUSAL_S:
-            usage = session.usage()
-            self._check_size(nbytes, usage)
-            if usage is None or usage.allocated >= refusal.allocated:
-                raise NoRoomError(f"the worker is full: {usage or refusal}")
+        self._require_room(session, nbytes)
         slow = Deadline(min(session.request_s, deadline.remaining_s()))
         while True:
             try:
                 with session.calling("mcreate"):
-                    return list(session.writer.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
+                    buffers = list(session.client.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
+                self._put_nbytes += nbytes
+                return buffers
             except (
                 NoRoomError,
                 BackendUnavailableError,
             ) as error:  # a full worker's refusal may come too late to be heard
-                usage = told_usage(error) or session.usage()
-                self._check_size(nbytes, usage)
+                usage = self._note(told_usage(error) or session.usage(), nbytes)
                 if isinstance(error, NoRoomError) or (usage and usage.allocated + nbytes > usage.capacity):
                     self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
                     raise NoRoomError(f"the worker is full: {usage or error}") from error
@@ -251,13 +262,31 @@ class YuanrongStore(ObjectStore):
                 if slow.expired():
                     raise
 
-    def _check_size(self, nbytes: int, usage: Usage | None) -> None:
-        usage = self._usage = usage or self._usage
-        if usage is not None and nbytes > usage.capacity:
+    def _require_room(self, session: Session, nbytes: int) -> None:
+        """See that there is room, with a question of `LOOK_S` where that is in doubt."""
+        refusal, seen, now = self._refusal, self._usage, time.monotonic()
+        refused = refusal is not None and nbytes >= refusal.nbytes and now - refusal.at_s < REFUSAL_S
+        doubtful = seen is not None and (
+            seen.allocated + self._put_nbytes + nbytes > (1 - RESERVE) * seen.capacity
+            or (seen.allocated > PLENTY * seen.capacity and now - self._looked_s > LOOK_S)
+        )
+        if not (refused or doubtful):
+            return
+        usage = self._note(session.usage(), nbytes)
+        full = usage is not None and usage.allocated + nbytes > usage.capacity
+        if full or (refusal is not None and refused and (usage is None or usage.allocated >= refusal.allocated)):
+            raise NoRoomError(f"the worker is full: {usage or refusal}")
+
+    def _note(self, usage: Usage | None, nbytes: int) -> Usage | None:
+        """Remember how full the worker is, and refuse what it can never hold."""
+        if usage is not None:
+            self._usage, self._looked_s, self._put_nbytes = usage, time.monotonic(), 0
+        if self._usage is not None and nbytes > self._usage.capacity:
             raise PayloadTooLargeError(
-                f"{nbytes:,} bytes for a worker that holds {usage.capacity:,}",
+                f"{nbytes:,} bytes for a worker that holds {self._usage.capacity:,}",
                 hint="Start the worker with a larger --shared_memory_size_mb, or put the payload in parts",
             )
+        return usage
 
     def _publish(self, session: Session, names: list[str], buffers: list[Any], deadline: Deadline) -> None:
         """Publish, once: asked again after an answer was lost, the vendor knows nothing of the buffers."""
@@ -265,11 +294,11 @@ class YuanrongStore(ObjectStore):
         while True:
             try:
                 with session.calling("mset_buffer"):
-                    session.writer.mset_buffer(buffers)
+                    session.client.mset_buffer(buffers)
                 return
             except (BackendUnavailableError, NotThereError) as error:
                 session.require_listener()
-                if all(self._exist(session, names)):
+                if all(self._exist(session, names, deadline)):
                     return
                 if slow.expired():
                     self._taken.extend(names)  # it may yet be done
@@ -290,10 +319,18 @@ class YuanrongStore(ObjectStore):
         names = [self._taken.popleft() for _ in range(len(self._taken))]
         if names:
             try:
-                with session.calling("delete"):
-                    session.client.delete(names)
+                session.ask("delete", lambda client: client.delete(names), Deadline(session.request_s))
             except OmniConnectorError:
                 return  # their time-to-live ends them
+
+
+@contextlib.contextmanager
+def _room_for_a_record() -> Iterator[None]:
+    """Say that the service cannot be used now when it has no room for a small object: only payloads wait for room."""
+    try:
+        yield
+    except NoRoomError as error:
+        raise BackendUnavailableError(f"no room for a record: {error}") from error
 
 
 def _fill(buffer: Any, content: Frame | bytes) -> None:
@@ -304,6 +341,12 @@ def _fill(buffer: Any, content: Frame | bytes) -> None:
     else:
         view[:] = content
     view.release()
+
+
+def _views(client: KVClient, names: Sequence[str]) -> list[memoryview | None]:
+    """Look at objects where they lie; None for one that is not there."""
+    buffers = client.get_read_only_buffers(list(names), 0)
+    return [None if buffer is None else buffer.immutable_data() for buffer in buffers]
 
 
 def _whole(ttl_s: float) -> int:
