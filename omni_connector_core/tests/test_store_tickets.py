@@ -242,6 +242,21 @@ def test_exists_follows_the_ticket(ends: Ends, store: Any) -> None:
     assert consumer.exists([Key("r")], ANYWHERE, Deadline(5)) == [False]
 
 
+def test_what_was_read_is_not_pending_also_when_the_store_does_not_answer(
+    ends: Ends, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends.put("read")
+    ends.put("unread")
+
+    def no_answer(*_: Any, **__: Any) -> Any:
+        raise BackendUnavailableError("the service does not answer")
+
+    assert get(ends.consumer(), "read") is not None
+    monkeypatch.setattr(store, "exist", no_answer)
+    assert [entry.key for entry in ends.producer.pending()] == [Key("unread")]
+    monkeypatch.undo()
+
+
 def test_closing_leaves_nothing_and_the_dead_are_cleared_up_after(store: Any) -> None:
     ends = Ends(store)
     ends.put("r")

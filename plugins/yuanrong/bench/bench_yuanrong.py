@@ -23,6 +23,7 @@ from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.worker import Acting
+from omni_connector_core import Deadline
 from omni_connector_yuanrong.service import start
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "16 MB": 1 << 24, "256 MB": 1 << 28}
@@ -122,4 +123,4 @@ def get_by_turns(acting: Acting, nbytes: int, numbers: range, metadata: list[Any
 def _client(acting: Acting) -> Any:
     from omni_connector_yuanrong.sdk import open_session
 
-    return open_session(acting.connector.transport.options).reader
+    return open_session(acting.connector.transport.options, Deadline(PATIENCE_S)).reader

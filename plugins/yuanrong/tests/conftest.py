@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from omni_connector_core import create_connector
+from omni_connector_core import Deadline, create_connector
 from omni_connector_yuanrong.options import YuanrongOptions
 from omni_connector_yuanrong.service import start
 from omni_connector_yuanrong.store import YuanrongStore
@@ -24,7 +24,7 @@ class Cluster:
         return {"host": host, "port": port, "timeout_s": 8.0, **options}
 
     def store(self, worker=0, **options):
-        store = YuanrongStore(YuanrongOptions(**self.config(worker, **options)))
+        store = YuanrongStore(YuanrongOptions(**self.config(worker, **options)), deadline=Deadline(8))
         self.opened.append(store)
         return store
 

@@ -152,7 +152,7 @@ def test_a_dead_workers_keys_still_exist_for_the_vendor_and_are_not_waited_for(c
 
     there = cluster.store(1, request_timeout_s=0.5)
     there.create([NewObject(name, b"x" * 600_000)], ttl_s=30, deadline=Deadline(5))
-    here = sdk.open_session(YuanrongOptions(**cluster.config(0, request_timeout_s=0.5))).client
+    here = sdk.open_session(YuanrongOptions(**cluster.config(0, request_timeout_s=0.5)), Deadline(8)).client
     assert here.exist([name]) == [True]
     cluster.service.daemons["worker1"].kill()
     assert here.exist([name]) == [True]

@@ -146,11 +146,6 @@ class Book:
         with self._lock:
             return list(self.live.values())
 
-    def oldest_age_s(self) -> float:
-        """Age of the oldest live payload, seconds; 0.0 when there is none."""
-        now = time.monotonic()
-        return max((now - entry.born_s for entry in self.entries()), default=0.0)
-
     def outdated(self) -> tuple[list[Key], list[str]]:
         """Return the keys and the abandoned requests whose endings may be forgotten."""
         now = time.monotonic()

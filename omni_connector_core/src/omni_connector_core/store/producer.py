@@ -181,6 +181,10 @@ class ProducerEnd:
             for names, known in zip(reads, left, strict=True)
         ]
 
+    def pending(self) -> list[Entry]:
+        """Return the payloads that are unread, as far as it is known without asking the store."""
+        return [entry for entry in self.book.entries() if self._tickets.left(entry.generation) is not False]
+
     def settle(self, deadline: Deadline) -> None:
         """Forget payloads that were read, and end those that expired; leaves alone what is being put."""
         entries = self.book.entries()

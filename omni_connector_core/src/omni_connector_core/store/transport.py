@@ -145,10 +145,10 @@ class StoreTransport(Transport):
         if own is not None:
             with contextlib.suppress(OmniConnectorError):  # a store that does not answer: what was known last
                 own.settle(Deadline(USAGE_S))
-        pending = own.book.entries() if own is not None else []
+        pending = own.pending() if own is not None else []
         return Usage(
             pending=len(pending),
-            oldest_age_s=own.book.oldest_age_s() if own is not None else 0.0,
+            oldest_age_s=max((time.monotonic() - entry.born_s for entry in pending), default=0.0),
             bytes_held=(own.book.held_bytes if own is not None else 0) + (store.held_bytes if store is not None else 0),
             capacity_bytes=store.capacity_bytes if store is not None else None,
             expired=own.book.expired if own is not None else 0,

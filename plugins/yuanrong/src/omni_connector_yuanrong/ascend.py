@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from omni_connector_core.arena import Pool
 from omni_connector_core.errors import BackendUnavailableError, PeerLostError
 from omni_connector_core.onesided import Engine, OneSidedTransport, Piece
 
@@ -46,7 +47,7 @@ def _acl_ok(code: int, call: str) -> None:
         raise BackendUnavailableError(f"{call} failed with code {code}", hint="`npu-smi info` shows the NPUs")
 
 
-class PinnedMemory:
+class PinnedMemory(Pool):
     """Host memory that ACL has pinned, for the life of the process: an engine may write to it as long.
 
     Parameters
@@ -142,6 +143,5 @@ class AscendTransport(OneSidedTransport):
         """Start an engine."""
         return AscendEngine(self.host, device=0)
 
-    def make_pool(self) -> PinnedMemory:
-        """Take pinned memory."""
+    def _make_pool(self) -> Pool:
         return PinnedMemory(self.options.capacity_bytes, device=0)

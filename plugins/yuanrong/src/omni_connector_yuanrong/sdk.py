@@ -115,13 +115,13 @@ class Session:
         With which objects are created.
     """
 
-    def __init__(self, options: YuanrongOptions) -> None:
+    def __init__(self, options: YuanrongOptions, deadline: Deadline) -> None:
         self.address = (options.host, options.port)
         self.write_mode = WriteMode[options.write_mode.upper()]
         self.request_s = options.request_timeout_s
         self._connect_s = options.connect_timeout_s
         self._suspect = False
-        self.require_listener()
+        self.require_listener(deadline)
         self.client = self._open(options, min(options.request_timeout_s, ATTEMPT_S))
         self.reader = self._open(options, options.request_timeout_s)
         self._looker = self._open(options, LOOK_S)
@@ -176,15 +176,16 @@ class Session:
                     raise
             time.sleep(LOOK_S)
 
-    def require_listener(self) -> None:
-        """Find out, without the GIL, whether the worker's port is open.
+    def require_listener(self, deadline: Deadline | None = None) -> None:
+        """Find out, without the GIL, whether the worker's port is open; within `connect_timeout_s`, or the caller's deadline.
 
         Raises
         ------
         BackendUnavailableError
         """
+        within_s = self._connect_s if deadline is None else min(self._connect_s, max(deadline.remaining_s(), 0.01))
         try:
-            socket.create_connection(self.address, self._connect_s).close()
+            socket.create_connection(self.address, within_s).close()
         except OSError as error:
             raise BackendUnavailableError(
                 "no datasystem worker listens on {}:{}".format(*self.address),
@@ -216,7 +217,7 @@ _sessions: dict[tuple[object, ...], Session] = {}
 _opening = threading.Lock()
 
 
-def open_session(options: YuanrongOptions) -> Session:
+def open_session(options: YuanrongOptions, deadline: Deadline) -> Session:
     """Return this process' session with that worker, made on first use and kept: an idle one uses no processor time.
 
     Raises
@@ -235,5 +236,5 @@ def open_session(options: YuanrongOptions) -> Session:
     with _opening:
         session = _sessions.get(key)
         if session is None:
-            session = _sessions[key] = Session(options)
+            session = _sessions[key] = Session(options, deadline)
         return session

@@ -70,6 +70,8 @@ class YuanrongStore(ObjectStore):
     ----------
     options
         Say which worker, and how long it may take.
+    deadline
+        For connecting.
 
     Raises
     ------
@@ -79,8 +81,8 @@ class YuanrongStore(ObjectStore):
     longest_name: ClassVar[int] = 255 - len(TAKEN)
     tickets: ClassVar[bool] = True
 
-    def __init__(self, options: YuanrongOptions) -> None:
-        self._open: Session | None = open_session(options)
+    def __init__(self, options: YuanrongOptions, *, deadline: Deadline) -> None:
+        self._open: Session | None = open_session(options, deadline)
         self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
         self._looked_s = time.monotonic()
         self._put_nbytes = 0

@@ -30,7 +30,7 @@ class YuanrongTransport(StoreTransport):
     options: YuanrongOptions
 
     def _connect(self, *, deadline: Deadline) -> YuanrongStore:
-        return YuanrongStore(self.options)
+        return YuanrongStore(self.options, deadline=deadline)
 
 
 def open_transport(context: TransportContext) -> Transport:
