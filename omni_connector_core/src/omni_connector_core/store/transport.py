@@ -10,7 +10,8 @@ new payload, switch the descriptor, take the old payload.
 A read counts when its *read object* was taken (`ObjectStore.take` is atomic): the payload itself when there is one
 reader, else one of ``readers`` one-byte objects, and who takes the last of these removes the payload. A reader takes after
 it has the bytes; if it comes away empty-handed somebody else was first, the bytes may be torn, and they are dropped.
-Expiry, `fail`, `cleanup` and overwriting take too, so each is exact: after they returned nobody reads the payload, and whoever
+Where that is worth it (`ObjectStore.tickets`), reads on the producer's host are taken by a file instead, without a request
+(`omni_connector_core.store.tickets`). Expiry, `fail`, `cleanup` and overwriting take too, so each is exact: after they returned nobody reads the payload, and whoever
 read it took it before.
 
 Round trips, n readers
@@ -18,8 +19,8 @@ Round trips, n readers
 ======================================  =============================================================
 put                                     1: create payload, read objects and descriptor together
 put over a key that was put before      + 1 is it still unread, + 1 switch the descriptor, + 1 take the old one
-get with metadata                       2: read, take. n > 1: + 1 look for the last
-get by key, producers known             4: descriptors, new producers, read, take
+get with metadata                       2: read, take. n > 1: + 1 look for the last. With a ticket 1
+get by key, producers known             4: descriptors, new producers, read, take. With a ticket 3
 a poll that finds nothing               1: descriptors; every `REFRESH_S` + 2 for slots
 exists                                  2 for any number of keys
 ======================================  =============================================================

@@ -71,12 +71,13 @@ _VENDOR = (
 
 
 @contextlib.contextmanager
-def _vendor_errors(what: str) -> Iterator[None]:
+def _vendor_errors(what: str, hint: str | None = None) -> Iterator[None]:
     """Turn the vendor's exceptions into ours."""
     try:
         yield
     except _VENDOR as error:
-        raise _ERRORS.get(type(error), BackendUnavailableError)(f"{what}: {type(error).__name__}: {error}") from error
+        kind = _ERRORS.get(type(error), BackendUnavailableError)
+        raise kind(f"{what}: {type(error).__name__}: {error}", hint=hint) from error
 
 
 class NixlEngine(Engine):
@@ -104,7 +105,8 @@ class NixlEngine(Engine):
             enable_prog_thread=False, backends=[], sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         )
         settings = {"UCX_NET_DEVICES": devices or ("lo" if _loopback(host) else ""), "UCX_TLS": tls}
-        with _making, _environment(settings), _vendor_errors(f"NIXL did not start {', '.join(backends)}"):
+        hint = "See `devices` and `tls`: UCX tells no more of one that it does not know" if devices or tls else None
+        with _making, _environment(settings), _vendor_errors(f"NIXL did not start {', '.join(backends)}", hint):
             self._agent = nixl_agent(self._name, config)
             known = self._agent.get_plugin_list()
             for backend in backends:
