@@ -11,8 +11,8 @@ A read counts when its *read object* was taken (`ObjectStore.take` is atomic): t
 reader, else one of ``readers`` one-byte objects, and who takes the last of these removes the payload. A reader takes after
 it has the bytes; if it comes away empty-handed somebody else was first, the bytes may be torn, and they are dropped.
 Where that is worth it (`ObjectStore.tickets`), reads on the producer's host are taken by a file instead, without a request
-(`omni_connector_core.store.tickets`). Expiry, `fail`, `cleanup` and overwriting take too, so each is exact: after they returned nobody reads the payload, and whoever
-read it took it before.
+(`omni_connector_core.store.tickets`). Expiry, `fail`, `cleanup` and overwriting take too, so each is exact: after they returned
+nobody reads the payload, and whoever read it took it before.
 
 Round trips, n readers
 ----------------------
