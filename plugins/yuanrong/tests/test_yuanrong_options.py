@@ -7,15 +7,16 @@ import time
 import pytest
 
 from omni_connector_contract_tests.observed import observes, unobserved
-from omni_connector_core import BackendUnavailableError, OmniConnectorError, PeerLostError
+from omni_connector_core import BackendUnavailableError, Deadline, OmniConnectorError, PeerLostError
 from omni_connector_yuanrong.options import YuanrongOptions
+from omni_connector_yuanrong.sdk import Session, open_session
 
 
-def unreachable_s(connector):
-    """Seconds after which a put that may take none at all says that the worker does not answer."""
+def refused_s(call):
+    """Seconds after which a call says that the worker does not answer."""
     start_s = time.monotonic()
     with pytest.raises(BackendUnavailableError):
-        connector.put("k", 1, timeout=0)
+        call()
     return time.monotonic() - start_s
 
 
@@ -49,32 +50,27 @@ def test_the_transfer_engine_needs_ascend_hardware_and_says_so(cluster, name):
 
 
 @observes("connect_timeout_s")
-def test_connecting_takes_as_long_as_it_may_and_no_longer(cluster, name):
+def test_connecting_takes_as_long_as_it_may_and_no_longer():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         address = deaf.getsockname()
         with socket.create_connection(address):  # its backlog is full: who comes now is not answered
             short, long = (
-                unreachable_s(
-                    cluster.connector(namespace=name, options={"port": address[1], "connect_timeout_s": seconds})
-                )
-                for seconds in (0.2, 1.5)
+                refused_s(lambda s=s: Session(YuanrongOptions(port=address[1], connect_timeout_s=s), Deadline(20)))
+                for s in (0.2, 1.5)
             )
     assert short < 1.5 <= long
 
 
 @observes("request_timeout_s")
-def test_a_request_to_a_worker_that_hangs_takes_as_long_as_it_may_and_no_longer(cluster, name):
-    connectors = []
-    for seconds in (0.2, 2.0):
-        connectors.append(cluster.connector(namespace=name, options={"request_timeout_s": seconds}))
-        connectors[-1].put(f"k{seconds}", 1)
+def test_a_request_to_a_worker_that_hangs_takes_as_long_as_it_may_and_no_longer(cluster):
+    options = [YuanrongOptions(**cluster.config(request_timeout_s=seconds)) for seconds in (0.2, 2.0)]
+    sessions = [open_session(each, Deadline(8)) for each in options]
     cluster.service.daemons["worker0"].suspend()
     try:
-        short, long = map(unreachable_s, connectors)
+        short, long = (refused_s(lambda s=s: s.ask("exist", lambda c: c.exist(["k"]), Deadline(20))) for s in sessions)
     finally:
         cluster.service.daemons["worker0"].resume()
-    assert short < long
-    assert long >= 2.0
+    assert short < 2.0 <= long
 
 
 @observes("write_mode")
