@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omni_server import AUDIO, READY_TIMEOUT_S, Process, stats_of, wait_until, write_deploy
+from omni_server import AUDIO, ONE_PROCESS_A_STAGE, READY_TIMEOUT_S, Process, stats_of, wait_until, write_deploy
 
 
 def test_tensor_parallel_to_pipeline_parallel_to_one(serve: Callable[..., Any]) -> None:
@@ -24,7 +24,7 @@ def test_tensor_parallel_to_pipeline_parallel_to_one(serve: Callable[..., Any]) 
         "stages.1.engine_extras.pipeline_parallel_size": 2,
         "stages.1.devices": "4,5",
     }
-    with serve("three", changes) as server:
+    with serve("three", changes, environment=ONE_PROCESS_A_STAGE) as server:
         for _ in range(3):
             server.assert_serves("three", {"0->1": "shared_memory", "1->2": "shared_memory"})
         puts = server.stats("shared_memory", "0->1", "producer")["puts"]
