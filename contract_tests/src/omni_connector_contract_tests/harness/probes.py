@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ UNNAMED = "unnamed"
 POOLED = 16
 """By so many an engine's pool of connections, or of threads that it gave a name to, may grow during a class of tests: it has
 one for each call in flight. An engine that is opened anew for each connector makes more."""
+RECORD_NBYTES = 4096
+"""A file of so many bytes holds a payload, a smaller one may be a record about one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,26 @@ def files_of(peers: Peers) -> set[str]:
     """List the shared memory, files and abstract sockets that the session's peers have made and not removed."""
     marks = re.compile("|".join([re.escape(peers.token), *(rf"(?<!\d){pid}(?!\d)" for pid in peers.past_pids)]))
     found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if marks.search(name)}
-    found |= {str(path) for folder in peers.folders for path in folder.rglob("*") if not path.is_dir()}
+    found |= {
+        str(path) for folder in peers.folders for path in folder.rglob("*") if not (path.is_dir() or _expires(path))
+    }
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         name = line.split(maxsplit=7)[7:]
         if name and name[0].startswith("@") and marks.search(name[0]):
             found.add(name[0])
     return found
+
+
+def _expires(path: Path) -> bool:
+    """Whether a file is a store's record that goes by itself: small, and its time of change, in the future, says when.
+
+    What is said of a request that was failed or abandoned has to outlive everybody who said it.
+    """
+    try:
+        seen = path.lstat()
+    except FileNotFoundError:
+        return True
+    return seen.st_size < RECORD_NBYTES and seen.st_mtime > time.time()
 
 
 class LeakProbe:
