@@ -14,6 +14,7 @@ from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.channel import Channels
 from omni_connector_core.onesided.discovery import Advert, Directory, Found, Watch
 from omni_connector_core.onesided.early import Early
+from omni_connector_core.onesided.engine import Piece
 from omni_connector_core.onesided.hub import Hub
 from omni_connector_core.onesided.listener import Listener
 from omni_connector_core.onesided.server import ControlServer
@@ -130,3 +131,39 @@ def test_contacts_of_engines_that_were_restarted_are_not_kept_for_ever(monkeypat
         hub.connect(f"engine {number}", b"")
     assert len(hub._current.peers) == 10
     assert hub.peer("engine 49") is not None
+
+
+class TimedEngine:
+    """Its reads take as long as they are told."""
+
+    spin_nbytes, spin_s, works_alone = 1000, 1e-3, True
+    takes_s = 0.02
+
+    def connect(self, blob):
+        return blob
+
+    def start(self, peer, pieces):
+        return time.monotonic() + self.takes_s
+
+    def done(self, until_s):
+        return time.monotonic() >= until_s
+
+
+def test_one_slow_read_does_not_make_the_next_ones_sleep():
+    engine = TimedEngine()
+    hub = Hub(lambda: engine)
+    hub.connect("peer", b"").result(10)
+
+    def read_s():
+        began_s = time.monotonic()
+        assert hub.start("peer", [Piece(0, 0, 1 << 20)]).wait(began_s + 60)
+        return time.monotonic() - began_s
+
+    for _ in range(3):
+        assert read_s() >= 0.02
+    engine.takes_s = 1.0
+    assert read_s() >= 1.0
+    engine.takes_s = 0.02
+    assert min(read_s() for _ in range(3)) < 0.2  # and not most of the second that the slow one took
+    engine.takes_s = 0.002
+    assert min(read_s() for _ in range(6)) < 0.015  # nor most of the 20 ms that those before took

@@ -53,6 +53,19 @@ class _Generation:
         self.quarantine: list[Region] = []
         self.gone = threading.Event()
 
+    def learn(self, byte_s: float, *, overslept: bool) -> None:
+        """Take into account what a byte of the latest transfer took, seconds.
+
+        One slow transfer must not make the next ones sleep for long, and who finds a transfer over on waking does not know how
+        long ago it was: so it rises slowly and falls fast.
+        """
+        if overslept:
+            self.byte_s /= 2
+        elif not self.byte_s:
+            self.byte_s = byte_s
+        else:
+            self.byte_s += (min(byte_s, 2 * self.byte_s) - self.byte_s) * _LEARNED
+
 
 class Transfer:
     """A read on its way; ends by `done` being true, by its error, or by `abandon`."""
@@ -66,6 +79,7 @@ class Transfer:
         self._started_s = now = time.monotonic()
         engine = generation.engine
         self._nap_until_s = self._spin_until_s = 0.0
+        self._napped = False
         if nbytes <= engine.spin_nbytes:
             self._spin_until_s = now + engine.spin_s
         elif engine.works_alone and generation.byte_s:
@@ -85,9 +99,9 @@ class Transfer:
             self._finished = True
             generation = self._generation
             if self._nbytes > generation.engine.spin_nbytes:
-                took_s = (time.monotonic() - self._started_s) / self._nbytes
-                generation.byte_s += (took_s - generation.byte_s) * (_LEARNED if generation.byte_s else 1.0)
+                generation.learn((time.monotonic() - self._started_s) / self._nbytes, overslept=self._napped)
             self._hub._ended(generation)
+        self._napped = False
         return self._finished
 
     def wait(self, until_s: float) -> bool:
@@ -108,6 +122,7 @@ class Transfer:
                 return False
             if now < self._nap_until_s:
                 time.sleep(min(self._nap_until_s, until_s) - now)
+                self._napped = True
             elif now >= self._spin_until_s:
                 time.sleep(min(max((now - self._started_s) / 8, 50e-6), 1e-3, until_s - now))
         return True
