@@ -14,7 +14,7 @@ class TwoOptions(Options):
     size: int = option(default=1, doc="Its size.")
 
 
-def tests_of(**functions):
+def module_of(**functions):
     module = ModuleType("tests")
     vars(module).update(functions)
     return module
@@ -29,7 +29,7 @@ def test_an_option_without_a_test_is_found():
     @observes("colour")
     def test_colour(): ...
 
-    assert unobserved(TwoOptions, tests_of(test_colour=test_colour)) == ["no test observes the option size"]
+    assert unobserved(TwoOptions, module_of(test_colour=test_colour)) == ["no test observes the option size"]
 
 
 def test_methods_inherited_ones_too_and_parametrized_tests_count():
@@ -41,18 +41,18 @@ def test_methods_inherited_ones_too_and_parametrized_tests_count():
         @observes("colour", "ttl_s")
         def test_colour(self): ...
 
-    assert unobserved(TwoOptions, tests_of(TestOwn=TestOwn)) == []
+    assert unobserved(TwoOptions, module_of(TestOwn=TestOwn)) == []
 
 
 def test_only_tests_count():
     @observes("size", "colour")
     def helper(): ...
 
-    assert len(unobserved(TwoOptions, tests_of(helper=helper))) == 2
+    assert len(unobserved(TwoOptions, module_of(helper=helper))) == 2
 
 
 def test_an_option_that_is_not_there_any_more_is_found():
     @observes("size", "colour", "shape")
     def test_all(): ...
 
-    assert unobserved(TwoOptions, tests_of(test_all=test_all)) == ["a test observes shape, which is no option"]
+    assert unobserved(TwoOptions, module_of(test_all=test_all)) == ["a test observes shape, which is no option"]
