@@ -411,7 +411,9 @@ MUTANTS = [
     a_failure_takes_the_last_chunk,
     a_reader_leaves_quietly,
 ]
-SEARCH = settings(SETTINGS, max_examples=500, phases=[Phase.generate], derandomize=True, database=None, report_multiple_bugs=False)
+SEARCH = settings(
+    SETTINGS, max_examples=500, phases=[Phase.generate], derandomize=True, database=None, report_multiple_bugs=False
+)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
