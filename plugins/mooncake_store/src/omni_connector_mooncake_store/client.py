@@ -65,8 +65,10 @@ class Client:
     def __init__(self, options: MooncakeStoreOptions, deadline: Deadline) -> None:
         self.shared = options.mode == "shared"
         service = f"mooncake_client at {options.client}" if self.shared else f"mooncake_master at {options.master}"
-        self.calls = Calls(service)
+        others = "" if self.shared or options.metadata_server == _NO_SERVER else f", or {options.metadata_server},"
         self._service = service
+        self._asked = service + others
+        self.calls = Calls(self._asked)
         self._options = options
         self._retired: list[object] = []
         self._segments: list[str] = []
@@ -84,8 +86,7 @@ class Client:
         setup = self._setup_shared if self.shared else self._setup_own
         code = setup(options, deadline)
         if code:
-            others = "" if self.shared or options.metadata_server == _NO_SERVER else f", or {options.metadata_server},"
-            raise BackendUnavailableError(f"{self._service}{others} does not answer (code {code})", hint=START_HINT)
+            raise BackendUnavailableError(f"{self._asked} does not answer (code {code})", hint=START_HINT)
         self._arena = self._new_arena()
         self._connected_s = time.monotonic()
 
