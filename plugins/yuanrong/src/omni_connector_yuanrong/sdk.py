@@ -58,6 +58,8 @@ LOOK_S = 0.02
 _CODE = re.compile(r"code: \[([^\]]*)\]")
 _USAGE = re.compile(r"Total allocated (\d+), .*threshold size: (\d+)")
 _ENDLESS_NBYTES = 1 << 62
+_FULL_BEFORE = " Out of memory *"
+"""As in "RPC Retry detail: [ RPC unavailable * 1 Out of memory * 3 ]": the library had asked again by itself."""
 
 
 class NotThereError(Exception):
@@ -97,6 +99,8 @@ def vendor_errors(call: str) -> Iterator[None]:
         text = str(error)
         found = _CODE.match(text)
         kind = _ERRORS.get(found[1], BackendUnavailableError) if found else OmniConnectorError
+        if kind is BackendUnavailableError and _FULL_BEFORE in text:
+            kind = NoRoomError
         raise kind(f"{call}: {text}") from error
 
 
