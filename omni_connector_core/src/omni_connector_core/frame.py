@@ -213,8 +213,9 @@ def _parse_header(header: Any) -> tuple[int, int, int, int, int, int]:
             f"frame format {version}.{flags}, this codec reads {FORMAT_VERSION}.0",
             hint="Install the same version of omni-connector-core on both sides",
         )
-    if total < PREFIX_NBYTES + 8 * count + meta_nbytes:
-        raise DecodeError(f"a head of {PREFIX_NBYTES + 8 * count + meta_nbytes} bytes in a frame of {total}")
+    head_nbytes = (PREFIX_NBYTES + 8 * count + meta_nbytes + 63) & -64
+    if total < head_nbytes:
+        raise DecodeError(f"a head of {head_nbytes} bytes in a frame of {total}")
     return head_sum, algorithm, count, meta_nbytes, total, data_sum
 
 
