@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from file_store import file_store_class
 
-import omni_connector_contract_tests
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, RequestAbandonedError
 from omni_connector_core.frame import Frame
@@ -20,18 +19,11 @@ from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.producer import ProducerEnd
 
-FILES = Path(omni_connector_contract_tests.__file__).parent / "template/src/omni_connector_my_backend/files.py"
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     """The file store that the template for new backends brings."""
-    spec = importlib.util.spec_from_file_location("files_of_the_template", FILES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.FileStore(tmp_path / "store", 1 << 20)
+    return file_store_class()(tmp_path / "store", 1 << 20)
 
 
 @pytest.fixture

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from file_store import file_store_class
 
-import omni_connector_contract_tests
+from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_core.frame import Frame
@@ -29,19 +28,13 @@ from omni_connector_core.store.producer import ProducerEnd
 from omni_connector_core.store.records import Slot
 
 CONTENT = b"x" * 100
-FILES = Path(omni_connector_contract_tests.__file__).parent / "template/src/omni_connector_my_backend/files.py"
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     """The file store that the template for new backends brings, with tickets."""
-    spec = importlib.util.spec_from_file_location("files_of_the_template", FILES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
-    class Store(module.FileStore):
+    class Store(file_store_class()):
         tickets = True
 
         def __init__(self) -> None:
@@ -99,13 +92,6 @@ def folder(ends: Ends) -> Path:
 
 def get(consumer: ConsumerEnd, request: str, where: Where = ANYWHERE, timeout: float = 10.0) -> Any:
     return consumer.get(Key(request), where, Deadline(timeout), closed=lambda: False)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("straight", [False, True])
