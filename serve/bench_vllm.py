@@ -10,12 +10,13 @@ in the connector
 in empty polls
     What they spend in the gets of one request that bring nothing.
 first audio
-    From the request to the first audio of its stream; median of requests one by one.
+    From the request to the first audio of its stream; requests one by one.
 a request of eight, its CPU time
     Eight clients at once: how long they take, over the requests; CPU time is that of every process of the server.
 
-Both servers are up at once and take turns, so that whatever else the machine does meets both. A mode takes three minutes
-on two cores; the results of both are collected in one file.
+Both servers are up at once and take turns, request by request and then batch by batch, so that whatever else the machine does
+meets both. Everything is a median, of requests or of batches, and stands with its quartiles in the results. A mode takes
+three minutes on two cores; the results of both are collected in one file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
@@ -44,7 +45,7 @@ SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 1 << 26}
 BUILT_IN, OURS = "SharedMemoryConnector", "shared_memory"
 MODES = ("full", "chunks")
 CLIENTS = 8
-WARM_UP, ROUNDS, ONE_BY_ONE, AT_ONCE = 8, 4, 5, 16
+WARM_UP, ROUNDS, ONE_BY_ONE, AT_ONCE = 8, 8, 4, 16
 # Ours at least ten times faster in the connector, and never slower end to end: two runs of one server differ by 5 %.
 CONNECTOR_BAR = {"1 MB": 0.1, "64 MB": 0.1}
 END_TO_END_BAR = 1.05
@@ -78,58 +79,69 @@ class Bench:
         deploy = write_deploy(directory / "deploy.yaml", "two", changes)
         self.server = Server(deploy, model, directory, environment=environment)
         self.what = {"mode": mode, "connector": connector}
-        self._calls: list[Row] = []
-        self._first_audio_s: list[float] = []
-        self._elapsed_s = self._cpu_s = 0.0
+        self._alone: list[tuple[float, float]] = []
+        self._measured: dict[str, list[float]] = {}
 
     def start(self, nbytes: int) -> None:
         """Measure from here on, with payloads of another size."""
         self._payload_file.write_text(str(nbytes))
         ask(self.server, WARM_UP, 2)
-        self._calls, self._first_audio_s = [], []
-        self._elapsed_s = self._cpu_s = 0.0
+        self._alone = []
+        self._measured = {"first_audio_s": [], "request_s": [], "cpu_s": []}
 
-    def round(self) -> None:
-        """Send some requests one by one, then some at once."""
-        since_s = time.monotonic()
-        self._first_audio_s += [self.server.seconds_to_first_audio(f"hello {number}") for number in range(ONE_BY_ONE)]
-        self._calls += records(self._timing, since_s)
+    def alone(self, number: int) -> None:
+        """Send one request."""
+        start_s = time.monotonic()
+        self._measured["first_audio_s"].append(self.server.seconds_to_first_audio(f"hello {number}"))
+        self._alone.append((start_s, time.monotonic()))
+
+    def at_once(self) -> None:
+        """Send a batch of requests from several clients."""
         start_s, cpu_start_s = time.monotonic(), cpu_seconds(self.server)
         ask(self.server, AT_ONCE, CLIENTS)
-        self._elapsed_s += time.monotonic() - start_s
-        self._cpu_s += cpu_seconds(self.server) - cpu_start_s
+        self._measured["request_s"].append((time.monotonic() - start_s) / AT_ONCE)
+        self._measured["cpu_s"].append((cpu_seconds(self.server) - cpu_start_s) / AT_ONCE)
 
     def row(self, size: str) -> Row:
-        """Everything measured since `start`, per request."""
-        alone, at_once = len(self._first_audio_s), ROUNDS * AT_ONCE
-        moved = sum(call["nbytes"] for call in self._calls if call["op"] == "put")
-        assert moved >= SIZES[size] * alone, f"{moved} bytes were put for {alone} requests of {size}"
-        return {
-            **self.what,
-            "size": size,
-            "put_s": total(self._calls, "s", "put") / alone,
-            "get_s": total(self._calls, "s", "get") / alone,
-            "empty_polls_s": total(self._calls, "polls_s") / alone,
-            "empty_polls": total(self._calls, "polls") / alone,
-            "first_audio_s": statistics.median(self._first_audio_s),
-            "request_s": self._elapsed_s / at_once,
-            "cpu_s": self._cpu_s / at_once,
+        """Everything measured since `start`, per request: the median, and the quartiles beside it."""
+        calls = records(self._timing)
+        each = [[call for call in calls if start_s <= call["at_s"] < end_s] for start_s, end_s in self._alone]
+        for request in each:
+            assert total(request, "nbytes", "put") >= SIZES[size], f"{request} has less than {size}"
+        measured = {
+            "put_s": [total(request, "s", "put") for request in each],
+            "get_s": [total(request, "s", "get") for request in each],
+            "connector_s": [total(request, "s") for request in each],
+            "empty_polls_s": [total(request, "polls_s") for request in each],
+            "empty_polls": [total(request, "polls") for request in each],
+            **self._measured,
         }
+        quartiles = {name: statistics.quantiles(values, n=4) for name, values in measured.items()}
+        row: Row = {**self.what, "size": size, "quartiles": {name: [q[0], q[2]] for name, q in quartiles.items()}}
+        return row | {name: q[1] for name, q in quartiles.items()}
 
 
-def measure(mode: str, directory: Path, model: Path) -> Iterator[Row]:
+def measure(mode: str, sizes: Iterable[str], directory: Path, model: Path) -> Iterator[Row]:
     """Serve over both connectors and yield a row per size and connector."""
     with contextlib.ExitStack() as running:
         benches = [Bench(mode, name, directory / name, model) for name in (BUILT_IN, OURS)]
         for bench in benches:
             running.enter_context(bench.server)
-        for size, nbytes in SIZES.items():
+        for size in sizes:
             for bench in benches:
-                bench.start(nbytes)
-            for _ in range(ROUNDS):
-                for bench in benches:
-                    bench.round()
+                bench.start(SIZES[size])
+            for round_number in range(ROUNDS):
+                for number in range(ONE_BY_ONE):
+                    for bench in in_turn(benches, number):
+                        bench.alone(number)
+                for bench in in_turn(benches, round_number):
+                    bench.at_once()
             yield from (bench.row(size) for bench in benches)
+
+
+def in_turn(benches: list[Bench], number: int) -> list[Bench]:
+    """Let each be the first every other time."""
+    return benches if number % 2 else benches[::-1]
 
 
 def ask(server: Server, requests: int, clients: int) -> None:
@@ -139,10 +151,9 @@ def ask(server: Server, requests: int, clients: int) -> None:
     assert {reply.status for reply in replies} == {HTTPStatus.OK}, replies
 
 
-def records(timing: Path, since_s: float) -> list[Row]:
-    """Every call that was timed since then, on the clock that all processes share."""
-    calls = [json.loads(line) for path in timing.iterdir() for line in path.read_text().splitlines()]
-    return [call for call in calls if call["at_s"] >= since_s]
+def records(timing: Path) -> list[Row]:
+    """Every call that was timed, on the clock that all processes share."""
+    return [json.loads(line) for path in timing.iterdir() for line in path.read_text().splitlines()]
 
 
 def total(calls: list[Row], what: str, op: str | None = None) -> float:
@@ -156,6 +167,13 @@ def cpu_seconds(server: Server) -> float:
     return sum(t.user + t.system for t in times)
 
 
+def spread(row: Row, name: str) -> str:
+    """A median with its quartiles."""
+    scale = 1e3 if name.endswith("_s") else 1
+    low, high = (value * scale for value in row["quartiles"][name])
+    return f"{row[name] * scale:.2f} ({low:.2f}..{high:.2f})"
+
+
 def judge(rows: list[Row]) -> Iterator[Ratio]:
     """Hold ours against theirs."""
     found = {(row["mode"], row["size"], row["connector"]): row for row in rows}
@@ -163,7 +181,7 @@ def judge(rows: list[Row]) -> Iterator[Ratio]:
         if connector != OURS:
             continue
         theirs = found[mode, size, BUILT_IN]
-        spent = [row["put_s"] + row["get_s"] for row in (ours, theirs)]
+        spent = ours["connector_s"], theirs["connector_s"]
         yield Ratio(f"{mode} {size}: in the connector", *spent, CONNECTOR_BAR.get(size))
         for name, what in (
             ("first audio", "first_audio_s"),
@@ -177,6 +195,7 @@ def main() -> int:
     """Measure, collect, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--size", choices=SIZES, action="append", help="only this one; may be repeated")
     parser.add_argument("--json", type=Path, default=Path("build/bench/vllm.json"), help="results (%(default)s)")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
     arguments = parser.parse_args()
@@ -185,16 +204,16 @@ def main() -> int:
         model = Path(temporary) / "model"
         subprocess.run([sys.executable, "-m", "omni_cpu_rig.checkpoint", str(model)], check=True)
         for mode in arguments.mode or MODES:
-            measured = list(measure(mode, Path(temporary) / mode, model))
-            rows = [row for row in rows if row["mode"] != mode] + measured
+            measured = list(measure(mode, arguments.size or SIZES, Path(temporary) / mode, model))
+            renewed = {(mode, row["size"]) for row in measured}
+            rows = [row for row in rows if (row["mode"], row["size"]) not in renewed] + measured
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     columns = ("put_s", "get_s", "empty_polls_s", "empty_polls", "first_audio_s", "request_s", "cpu_s")
-    print(f"{'':40}" + "".join(f"{name.replace('_s', '_ms'):>16}" for name in columns))
+    print(f"{'':40}" + "".join(f"{name.replace('_s', '_ms'):>22}" for name in columns))
     for row in sorted(rows, key=lambda row: (row["mode"], list(SIZES).index(row["size"]), row["connector"])):
-        values = (row[name] * (1e3 if name.endswith("_s") else 1) for name in columns)
         who = f"{row['mode']} {row['size']} {row['connector']}"
-        print(f"{who:40}" + "".join(f"{value:16.3f}" for value in values))
+        print(f"{who:40}" + "".join(f"{spread(row, name):>22}" for name in columns))
     ratios = list(judge(rows))
     for ratio in ratios:
         print(ratio)
