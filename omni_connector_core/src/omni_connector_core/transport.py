@@ -67,8 +67,8 @@ class Transport(ABC):
     connection and binds no port.
 
     To implement: `_put`, `_poll`, `_exists`, `_fail`, `_cleanup`, `_usage`, `_probe`, `_close`. Override `_get` when the backend
-    can wait better than by polling, `_get_into` when bytes can go straight into the caller's buffers, and
-    `_consumed` where the base class' answer is too slow.
+    can wait better than by polling, `_get_into` when bytes can go straight into the caller's buffers,
+    `_consumed` where the base class' answer is too slow, and `news` where nothing new can be seen without a poll.
 
     Parameters
     ----------
@@ -154,6 +154,13 @@ class Transport(ABC):
 
     def _forget(self, key: Key, where: Where) -> None:  # noqa: B027 - nothing to do for a backend without interest
         """Drop the interest in a key that `_expect` or an unanswered `_poll` or `_get` may have left with a producer."""
+
+    def news(self) -> int | None:
+        """Return a number that changes when a poll may find what the one before did not, and now and then besides.
+
+        None: only a poll can tell. Costs less than a poll; asks nobody.
+        """
+        return None
 
     def _register(self, buffer: Any) -> None:  # noqa: B027 - most backends need no registration
         """Prepare the caller's memory for `_get_into`."""

@@ -26,6 +26,8 @@ from omni_connector_core.errors import (
     RequestAbandonedError,
 )
 from omni_connector_core.handles import GetHandle
+from omni_connector_shared_memory import consumer
+from omni_connector_shared_memory.leader import LeaderFollowers
 
 
 @pytest.fixture
@@ -120,6 +122,23 @@ def test_a_poll_and_a_get_of_one_key_do_not_steal_from_each_other(edge: Edge) ->
         assert conn.poll("k") is NOT_READY
         conn.put("k", 2)
         assert eventually(lambda: conn.poll("k") == 2)
+
+
+def test_polls_ask_the_system_nothing_until_a_producer_says_something(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "LOOK_S", 3600.0)
+    with edge.open(Role.PRODUCER) as producer, edge.open(Role.CONSUMER) as conn:
+        producer.put("first", b"")
+        assert conn.get("first") == b""
+        assert conn.poll("k") is NOT_READY
+        monkeypatch.setattr(LeaderFollowers, "look", None)
+        news = conn.transport.news()
+        assert [conn.poll("k") for _ in range(100)] == [NOT_READY] * 100
+        assert conn.transport.news() == news
+        producer.put("k", b"x")
+        assert conn.transport.news() != news
+        assert conn.poll("k") == b"x"
 
 
 def test_two_producers_that_hold_a_key_are_both_named(edge: Edge) -> None:

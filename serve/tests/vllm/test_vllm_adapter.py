@@ -41,10 +41,11 @@ from omni_connector_core import (
     UnknownBackendError,
 )
 from omni_connector_core.services import free_ports
-from omni_connector_serve.vllm_omni import backends, deployment, report
+from omni_connector_serve.vllm_omni import backends, deployment, polls, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
 from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
 from omni_connector_serve.vllm_omni.plugin import register
+from omni_connector_shared_memory.transport import SharedMemoryTransport
 
 Make = Callable[..., ConnectorAdapter]
 
@@ -292,6 +293,35 @@ def test_a_poll_loop_logs_a_failure_once_and_never_raises(make: Make, errors: Ca
     assert [receiver.get("0", "1", "r_0_0", bad) for _ in range(50)] == [None] * 50
     [line] = errors()
     assert "IncompatibleMetadataError" in line
+
+
+def test_the_engines_polls_ask_only_when_something_may_have_come(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedMemoryTransport, "news", lambda self: news[0])
+    news = [0]
+    sender, receiver = make(0), make(1)
+    sender.put("0", "1", "first", {"a": 0})
+    assert take(receiver, "0", "1", "first") == ({"a": 0}, 0)
+    asked, poll = [], OmniConnector.poll
+    monkeypatch.setattr(OmniConnector, "poll", lambda self, key, *rest: asked.append(key) or poll(self, key, *rest))
+    for news[0] in (1, 2):
+        assert [receiver.get("0", "1", "r_0_0") for _ in range(100)] == [None] * 100
+        assert receiver.get("0", "1", "r_0_1") is None
+    assert asked == ["r_0_0", "r_0_1"] * 2
+    sender.put("0", "1", "r_0_0", {"a": 1})
+    news[0] = 3
+    assert receiver.get("0", "1", "r_0_0") == ({"a": 1}, 0)
+
+
+def test_a_key_for_which_the_engine_polls_no_longer_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, forgotten = make(1), []
+    monkeypatch.setattr(OmniConnector, "forget", lambda self, key: forgotten.append(key))
+    receiver.get("0", "1", "aborted_0_0")
+    receiver.get("0", "1", "r_0_0")
+    assert forgotten == []
+    monkeypatch.setattr(polls, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(receiver._polls, "_tidy_at_s", 0.0)
+    receiver.get("0", "1", "r_0_1")
+    assert forgotten == ["aborted_0_0", "r_0_0"]
 
 
 def test_middle_stage_gets_and_puts_on_two_edges(make: Make) -> None:

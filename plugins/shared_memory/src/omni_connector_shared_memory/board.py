@@ -9,7 +9,9 @@ the second half of the board, gives the mark time to be seen, and looks whether 
 takes first and looks for a mark second. So at least one of the two notices, and if both do, the consumer gives the payload
 back.
 
-Byte 0 is the producer's: it asks to be told of the next release, because somebody waits for room.
+Byte 0 is the producer's: it asks to be told of the next release, because somebody waits for room. Byte 1 is the consumer's and
+its mark the producer's: each side counts there what it has sent over the socket, so that the other sees without a system call that
+nothing has come.
 """
 
 from __future__ import annotations
@@ -20,20 +22,28 @@ import os
 from omni_connector_core.errors import CapacityError
 from omni_connector_shared_memory.mapping import anonymous_file, map_shared
 
-__all__ = ["MARKS", "RELEASED", "TAKEN", "WANTED", "Board", "open_board"]
+__all__ = ["ANSWERED", "ASKED", "MARKS", "RELEASED", "TAKEN", "WANTED", "Board", "open_board"]
 
 TICKETS = 1 << 20
 BOARD_NBYTES = 2 * TICKETS
 CLAIMED, TAKEN, RELEASED = 0, 1, 2
 WANTED = 0
+ASKED = 1
+FIRST_TICKET = 2
 MARKS = TICKETS
 """Where the marks begin."""
+ANSWERED = MARKS + ASKED
 STEP_NBYTES = 64 * 1024
 _RELEASED_BYTE = bytes([RELEASED])
 
 
 class Board:
     """The producer's end of one consumer's board. Not thread-safe.
+
+    Attributes
+    ----------
+    fd, bytes
+        The file, and its memory.
 
     Raises
     ------
@@ -44,11 +54,11 @@ class Board:
     def __init__(self) -> None:
         self._allocated = 0
         self._free: list[int] = []
-        self._next = WANTED + 1
+        self._next = FIRST_TICKET
         self.fd = anonymous_file("omni-connector-board", BOARD_NBYTES)
         try:
             self._allocate()
-            self._bytes = map_shared(self.fd, BOARD_NBYTES)
+            self.bytes = map_shared(self.fd, BOARD_NBYTES)
         except BaseException as error:
             os.close(self.fd)
             if isinstance(error, OSError):
@@ -70,8 +80,8 @@ class Board:
                 self._allocate()
             ticket = self._next
             self._next += 1
-        self._bytes[ticket] = CLAIMED
-        self._bytes[MARKS + ticket] = 0
+        self.bytes[ticket] = CLAIMED
+        self.bytes[MARKS + ticket] = 0
         return ticket
 
     def withdraw(self, ticket: int) -> None:
@@ -80,31 +90,30 @@ class Board:
 
     def released(self) -> list[int]:
         """Find the tickets whose memory the consumer no longer uses; each is to be withdrawn by the caller."""
-        states = self._bytes[: self._next]
+        states = self.bytes[: self._next]
         tickets = []
-        ticket = states.find(_RELEASED_BYTE, WANTED + 1)
+        ticket = states.find(_RELEASED_BYTE, FIRST_TICKET)
         while ticket >= 0:
             tickets.append(ticket)
-            self._bytes[ticket] = CLAIMED
+            self.bytes[ticket] = CLAIMED
             ticket = states.find(_RELEASED_BYTE, ticket + 1)
         return tickets
 
     def mark(self, ticket: int) -> None:
         """Tell the consumer not to take the payload any more."""
-        self._bytes[MARKS + ticket] = 1
+        self.bytes[MARKS + ticket] = 1
 
     def seen(self, ticket: int) -> bool:
         """Whether the consumer ever took the payload."""
-        return self._bytes[ticket] != CLAIMED
+        return self.bytes[ticket] != CLAIMED
 
     def want(self, wanted: bool) -> None:
         """Ask to be told of releases, or no longer."""
-        self._bytes[WANTED] = wanted
+        self.bytes[WANTED] = wanted
 
     def close(self) -> None:
-        """Close the file; the consumer keeps its mapping."""
+        """Close the file; the memory goes with its last user, here and at the consumer's."""
         os.close(self.fd)
-        self._bytes.close()
 
     def _allocate(self) -> None:
         if self._allocated == TICKETS:

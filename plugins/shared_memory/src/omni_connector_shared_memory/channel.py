@@ -6,7 +6,7 @@ What the kernel does not take at once waits in an outbox, which the owner of the
 from __future__ import annotations
 
 import array
-import contextlib
+import mmap
 import os
 import select
 import socket
@@ -44,6 +44,7 @@ class Channel:
         self._epoll = epoll
         self._outbox: deque[bytes] = deque()
         self._outbox_lock = threading.RLock()  # a finalizer that closes the channel may run while it is held
+        self._count: tuple[mmap.mmap, int] | None = None
         self.fd = sock.fileno()
         epoll.register(self.fd, select.EPOLLIN)
 
@@ -52,17 +53,15 @@ class Channel:
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(raw)[1])
 
+    def count_in(self, memory: mmap.mmap, at: int) -> None:
+        """Count from now on in a byte of memory, which the peer can see, what has been sent."""
+        self._count = (memory, at)
+
     def send(self, message: ToConsumer | ToProducer) -> None:
         """Send a message, now or as soon as the peer has room; one system call."""
         data = encode(message)
-        if not self._outbox:
-            try:
-                self._sock.send(data, _SEND)
-                return
-            except BlockingIOError:
-                pass
-            except OSError:  # the peer is gone, as whoever receives will see
-                return
+        if not self._outbox and self._sent(data):
+            return
         with self._outbox_lock:
             self._outbox.append(data)
             if self.fd >= 0:
@@ -85,20 +84,14 @@ class Channel:
 
     def nudge(self, message: ToProducer) -> None:
         """Send a message if that is possible at once; takes no lock, so that a finalizer may call it."""
-        with contextlib.suppress(OSError):  # the producer looks at the board by itself, only later
-            self._sock.send(encode(message), _SEND)
+        self._sent(encode(message))  # without room now: the producer looks at the board by itself, only later
 
     def flush(self) -> None:
         """Send on what waits in the outbox; called when the socket has room."""
         with self._outbox_lock:
             while self._outbox:
-                try:
-                    self._sock.send(self._outbox[0], _SEND)
-                except BlockingIOError:
+                if not self._sent(self._outbox[0]):
                     return
-                except OSError:
-                    self._outbox.clear()
-                    break
                 self._outbox.popleft()
             if self.fd >= 0:
                 self._epoll.modify(self.fd, select.EPOLLIN)
@@ -140,6 +133,19 @@ class Channel:
         with self._outbox_lock:
             self.fd = -1
         self._sock.close()
+
+    def _sent(self, data: bytes) -> bool:
+        """Send if there is room; if the peer is gone, whoever receives will see it."""
+        try:
+            self._sock.send(data, _SEND)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        if self._count is not None:
+            memory, at = self._count
+            memory[at] = (memory[at] + 1) & 255
+        return True
 
     def abandon(self) -> None:
         """Close the socket in a forked child, taking no lock; the parent's stays connected."""

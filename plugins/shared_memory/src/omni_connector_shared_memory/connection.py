@@ -11,7 +11,7 @@ from omni_connector_core.errors import CapacityError, OmniConnectorError
 from omni_connector_core.key import Key
 from omni_connector_core.ledger import Claim, Ledger
 from omni_connector_shared_memory import protocol
-from omni_connector_shared_memory.board import Board
+from omni_connector_shared_memory.board import ANSWERED, ASKED, Board
 from omni_connector_shared_memory.channel import Channel
 from omni_connector_shared_memory.pool import Block, Pool
 
@@ -44,6 +44,8 @@ class Connection:
         self.channel = channel
         self._cleanup = cleanup
         self._board = Board()
+        self._served = 0
+        channel.count_in(self._board.bytes, ANSWERED)
         self._ledger = ledger
         self._lock = threading.Lock()
         self._waiting: dict[int, Key] = {}
@@ -51,6 +53,11 @@ class Connection:
         self._recalled: set[int] = set()
         """Tickets whose payload was taken back, but of which the consumer may not know yet."""
         self._gone = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether the consumer has sent something since it was last answered; its first message may not be counted."""
+        return self._board.bytes[ASKED] != self._served
 
     def serve(self) -> None:
         """Answer what the consumer sent.
@@ -62,6 +69,7 @@ class Connection:
         msgspec.DecodeError
             It does not speak our protocol.
         """
+        self._served = self._board.bytes[ASKED]
         for _ in range(MESSAGES_AT_ONCE):
             data = self.channel.receive()
             if data is None:

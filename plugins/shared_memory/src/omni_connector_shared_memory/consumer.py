@@ -41,6 +41,8 @@ FIRST_ANSWER_S = 1e-3
 ANSWER_S = 1.0
 """How long `exists` waits for a producer."""
 MESSAGES_AT_ONCE = 16
+LOOK_S = 0.01
+"""How often a poll asks the system for news, such as a producer that died, though nobody has said anything."""
 
 
 class ConsumerEnd:
@@ -57,6 +59,7 @@ class ConsumerEnd:
         self._lock = self._wait.lock
         self._neighbours = Neighbours(meeting, self._greet)
         self._opened = False
+        self._look_at_s = 0.0
         self._number = 0
         self._interests: dict[Key, Interest] = {}
         self._waiting: dict[Key, int] = {}
@@ -99,8 +102,10 @@ class ConsumerEnd:
         with self._lock:
             self._open()
             interest = self._interests.get(target.key)
-            if interest is None or not interest.found:
+            if interest is None:
                 self._look()
+            elif not interest.found:
+                self._glance()
             outcome = self._outcome(target, answer=True)
             if outcome is None and (interest := self._interests[target.key]).silent:
                 self._wait.until(lambda: not interest.silent or None, Deadline(FIRST_ANSWER_S))
@@ -110,6 +115,11 @@ class ConsumerEnd:
             if isinstance(outcome, OmniConnectorError):
                 raise outcome
             return outcome
+
+    def news(self) -> int:
+        """A number that changes when something may have come, and from time to time."""
+        answered = sum([link.answered for link in tuple(self._neighbours.links.values())])
+        return answered + (int(time.monotonic() / LOOK_S) << 16)
 
     def expect(self, targets: Sequence[Target]) -> None:
         """Ask for several targets that will be polled soon; waits for nothing."""
@@ -233,8 +243,18 @@ class ConsumerEnd:
 
     def _look(self) -> None:
         """Take in what has come, news of other producers included."""
+        self._look_at_s = time.monotonic() + LOOK_S
         self._wait.look()
         self._neighbours.look_seldom()
+
+    def _glance(self) -> None:
+        """Take in what has come from producers that are known; no system call when nothing has."""
+        if time.monotonic() >= self._look_at_s:
+            self._look()
+        else:
+            for link in tuple(self._neighbours.links.values()):
+                if link.has_news:
+                    self._read(link)
 
     # ---- interests; with the lock held
 

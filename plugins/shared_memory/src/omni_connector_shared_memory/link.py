@@ -19,7 +19,7 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.transport import Memory
 from omni_connector_shared_memory import protocol
-from omni_connector_shared_memory.board import MARKS, RELEASED, TAKEN, WANTED, open_board
+from omni_connector_shared_memory.board import ANSWERED, ASKED, MARKS, RELEASED, TAKEN, WANTED, open_board
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.mapping import map_aligned
 from omni_connector_shared_memory.meeting import Address
@@ -70,6 +70,7 @@ class Link:
         self._pool: Any = None
         self._pool_fd = -1
         self._board: mmap.mmap | None = None
+        self._heard = 0
         self._held: dict[int, int] = {}
         self._retired = False
 
@@ -77,6 +78,16 @@ class Link:
     def held_nbytes(self) -> int:
         """Bytes of the producer's memory that views in this process keep."""
         return sum(tuple(self._held.values()))
+
+    @property
+    def answered(self) -> int:
+        """Changes with everything that the producer sends, after its first word."""
+        return self._board[ANSWERED] if self._board is not None else 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come since it was last received."""
+        return self.answered != self._heard
 
     def receive(self) -> protocol.ToConsumer | None:
         """Return the next message; None when there is none now.
@@ -88,6 +99,7 @@ class Link:
         """
         if self._pool is None:
             return self._receive_welcome()
+        self._heard = self.answered
         data = self.channel.receive()
         return None if data is None else protocol.decode_at_consumer(data)
 
@@ -196,6 +208,7 @@ class Link:
                     self._pool = map_aligned(fds[0], message.capacity_nbytes)
                     self._pool_fd = os.dup(fds[0])
                     self._board = open_board(fds[1])
+                    self.channel.count_in(self._board, ASKED)
                     return message
                 case protocol.Welcome(version=version):
                     self.refusal = IncompatibleMetadataError(

@@ -27,7 +27,7 @@ import msgspec
 
 __all__ = ["VERSION"]
 
-VERSION = 1
+VERSION = 2
 MAX_NBYTES = 1 << 16
 KEYS_PER_MESSAGE = 32
 """A key has at most 1.3 KB, and a message stays below `MAX_NBYTES`."""

@@ -76,11 +76,12 @@ class Server:
             self._wake_up()
 
     def attend(self) -> None:
-        """Answer what consumers have asked by now, in this thread; one system call when they have not."""
-        if self._by_fd and self._attending.acquire(blocking=False):
+        """Answer what consumers have asked by now, in this thread; no system call when they have not."""
+        if any(connection.asked for connection in self.connections) and self._attending.acquire(blocking=False):
             try:
-                if not self._closing:
-                    self._handle([event for event in self._epoll.poll(0) if event[0] != self._wake])
+                for fd, connection in tuple(self._by_fd.items()):
+                    if connection.asked:
+                        self._serve_one(fd, connection, select.EPOLLIN)
             finally:
                 self._attending.release()
 

@@ -93,6 +93,10 @@ class SharedMemoryTransport(Transport):
     def _forget(self, key: Key, where: Where) -> None:
         self._consumer.forget(_target(key, where))
 
+    def news(self) -> int:
+        """See `Transport.news`."""
+        return self._consumer.news()
+
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
         if self.context.role is Role.PRODUCER:
             self._producer.ledger.sweep_if_due()

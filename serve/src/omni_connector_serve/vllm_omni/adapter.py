@@ -28,6 +28,7 @@ from omni_connector_serve.vllm_omni.extra import split_extra
 from omni_connector_serve.vllm_omni.lost import LostKeys
 from omni_connector_serve.vllm_omni.payloads import delivered, wire_payload
 from omni_connector_serve.vllm_omni.place import this_place
+from omni_connector_serve.vllm_omni.polls import Polls
 from omni_connector_serve.vllm_omni.report import Once, logger
 from omni_connector_serve.vllm_omni.stalled import Outages, Wait, end_wait
 
@@ -78,6 +79,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self._opening = threading.Lock()
         self._lost = LostKeys(self._tell_consumers)
         self._outages = Outages()
+        self._polls = Polls()
         self._once = Once()
         self._hint: dict[str, Any] | None = None
         self._check()
@@ -124,8 +126,13 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
 
         Raises only where that is how the engine is told to wait no longer: see `stalled.end_wait`.
         """
+        name = (from_stage, to_stage, get_key)
+        if self._polls.vain(name):
+            return None
         return self._take(
-            Edge(from_stage, to_stage), get_key, lambda connector: connector.poll(get_key, metadata or self._hint)
+            Edge(from_stage, to_stage),
+            get_key,
+            lambda connector: self._polls.poll(name, connector, metadata or self._hint),
         )
 
     def get_with_deadline(

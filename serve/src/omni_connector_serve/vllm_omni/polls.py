@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's polls, up to a thousand a second for each payload that it waits for: the ones in vain cost next to nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from omni_connector_core import NOT_READY, OmniConnector
+
+__all__ = ["Polls"]
+
+ABANDONED_S = 10.0
+"""The engine says nothing when it waits no longer, because a request was aborted; it polls at least twice a second until then."""
+
+Name = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Vain:
+    """A poll that found nothing, and what was new then."""
+
+    connector: OmniConnector
+    news: int | None
+    at_s: float
+
+
+class Polls:
+    """Polls for the engine, but only when something may have come, and forgets what it has ceased to poll for."""
+
+    def __init__(self) -> None:
+        self._vain: dict[Name, _Vain] = {}
+        self._tidy_at_s = 0.0
+
+    def vain(self, name: Name) -> bool:
+        """Whether a poll of that name, edge and key, would find nothing, like the last one."""
+        last = self._vain.get(name)
+        return last is not None and last.news is not None and last.news == last.connector.transport.news()
+
+    def poll(self, name: Name, connector: OmniConnector, metadata: Any) -> Any:
+        """Poll for the key of that name; see `OmniConnector.poll`."""
+        news = connector.transport.news()  # what comes during the poll is new to the next one
+        payload = connector.poll(name[2], metadata)
+        if payload is NOT_READY:
+            now_s = time.monotonic()
+            self._vain[name] = _Vain(connector, news, now_s)
+            if now_s >= self._tidy_at_s:
+                self._tidy(now_s)
+        else:
+            self._vain.pop(name, None)
+        return payload
+
+    def _tidy(self, now_s: float) -> None:
+        self._tidy_at_s = now_s + ABANDONED_S
+        for name, last in list(self._vain.items()):
+            if last.at_s < now_s - ABANDONED_S:
+                del self._vain[name]
+                last.connector.forget(name[2])
