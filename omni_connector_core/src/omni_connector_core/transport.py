@@ -245,7 +245,7 @@ class Transport(ABC):
         context = self.context
         if ttl_s is None:
             ttl_s = self.options.ttl_s
-        if not isinstance(ttl_s, int | float) or not ttl_s >= 0:  # NaN is not
+        if not isinstance(ttl_s, (int, float)) or not ttl_s >= 0:  # NaN is not
             raise self._located(ConfigError(f"ttl is a number of seconds, at least 0, not {ttl_s!r}"), key)
         if ttl_s > LONGEST_S:
             ttl_s = LONGEST_S

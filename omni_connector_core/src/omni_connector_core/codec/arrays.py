@@ -29,7 +29,7 @@ from omni_connector_core.codec.wire import (
     pack,
 )
 from omni_connector_core.errors import DecodeError
-from omni_connector_core.memcpy import array_address
+from omni_connector_core.memcpy import RELEASE_GIL_NBYTES, array_address
 
 __all__ = ["LOWERERS", "Written", "array_head", "check_bool", "dtype_lowerer", "scalar_lowerer"]
 
@@ -49,10 +49,20 @@ def _lower_array(writer: Writer, value: np.ndarray[Any, Any], depth: int) -> Any
     tail = b"" if code else _described(dtype)
     nbytes = value.nbytes
     if value.flags.c_contiguous:
-        index = writer.put(array_address(value), nbytes, value)
+        index = writer.put(_origin(value, nbytes), nbytes, value)
     else:
         index = writer.put(functools.partial(_fill, value), nbytes)
     return Ext(NDARRAY, ARRAY_HEADS[value.ndim].pack(code, value.ndim, index, *value.shape) + tail)
+
+
+def _origin(value: np.ndarray[Any, Any], nbytes: int) -> int | memoryview:
+    """Where the bytes of a contiguous array come from."""
+    if nbytes < RELEASE_GIL_NBYTES:
+        try:
+            return value.data.cast("B")
+        except (TypeError, ValueError):  # empty, or of a dtype that the buffer protocol does not know
+            pass
+    return array_address(value)
 
 
 def _fill(value: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
