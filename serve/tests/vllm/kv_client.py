@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the KV pipeline through vllm-omni's Python API (its chat endpoint ends in an error of its own with KV transfer).
 
-    python kv_client.py DEPLOY MODEL PROMPT...
+    python kv_client.py DEPLOY MODEL < PROMPTS
 
-Prints one line of JSON per prompt: {"prompt", "seconds"} and {"frames", "sha256"} of its audio or {"error"}.
+Answers each line with a line of JSON: {"prompt", "seconds"} and {"frames", "sha256"} of its audio or {"error"}. The first line says
+that it is {"ready"}.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import time
 from typing import Any
 
 
-def main(deploy: str, model: str, *texts: str) -> None:
+def main(deploy: str, model: str) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()  # the command line does this while it parses its arguments; the Python API does not
     from vllm_omni import Omni
+    from vllm_omni.entrypoints.omni_base import OmniEngineDeadError
 
     omni = Omni(model=model, deploy_config=deploy)
-    for text in texts:
+    print(json.dumps({"ready": True}), flush=True)
+    for text in map(str.rstrip, sys.stdin):
         start = time.monotonic()
         try:
             report = audio_of(omni, f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
-        except RuntimeError as error:
+        except (RuntimeError, OmniEngineDeadError) as error:
             report = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"prompt": text, "seconds": time.monotonic() - start, **report}), flush=True)
     omni.close()

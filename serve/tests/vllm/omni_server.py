@@ -150,6 +150,12 @@ def wait_until(condition: Callable[[], bool], timeout: float, otherwise: str) ->
         threading.Event().wait(0.05)
 
 
+def engine_of(server: Process | Server, stage: int, replica: int = 0) -> psutil.Process:
+    """The engine process of a stage."""
+    [engine] = [process for process in server.tree() if f"stage{stage}_replica{replica}" in process.name()]
+    return engine
+
+
 class Process:
     """One `vllm serve` whose output is kept and can be waited for."""
 
@@ -159,6 +165,7 @@ class Process:
         self._grew = threading.Condition()
         self._process = subprocess.Popen(
             command,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **ENVIRONMENT, **environment},
@@ -184,6 +191,17 @@ class Process:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def say_no_more(self) -> None:
+        """Close its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def lines(self) -> list[str]:
         """Everything printed so far."""

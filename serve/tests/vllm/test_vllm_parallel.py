@@ -6,14 +6,24 @@ The outputs equal those of single processes. Replicas and chunks between tensor 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-from omni_server import AUDIO, ONE_PROCESS_A_STAGE, READY_TIMEOUT_S, Process, stats_of, wait_until, write_deploy
+from omni_server import (
+    AUDIO,
+    ONE_PROCESS_A_STAGE,
+    READY_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    Process,
+    engine_of,
+    stats_of,
+    wait_until,
+    write_deploy,
+)
 
 
 def test_tensor_parallel_to_pipeline_parallel_to_one(serve: Callable[..., Any]) -> None:
@@ -40,40 +50,72 @@ ROOM = {"connectors.edge.extra": {"capacity_bytes": "160KiB"}}
 TOO_LONG = "x" * 300
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({}, id="one-to-one"),
-        pytest.param(
-            {
-                "stages.0.tensor_parallel_size": 2,
-                "stages.0.devices": "2,3",
-                "stages.1.ulysses_degree": 2,
-                "stages.1.devices": "4,5",
-            },
-            id="tp2-to-ulysses2",
-        ),
-    ],
-)
-def test_kv_cache_to_a_diffusion_stage(model: Path, tmp_path: Path, changes: Mapping[str, Any]) -> None:
-    """One that cannot be sent fails its request, on each rank of the stage (the Python API stops the engine then)."""
-    deploy = write_deploy(tmp_path / "deploy.yaml", "kv", {**changes, **ROOM})
+AR_TP2_TO_ULYSSES_2 = {
+    "stages.0.tensor_parallel_size": 2,
+    "stages.0.devices": "2,3",
+    "stages.1.ulysses_degree": 2,
+    "stages.1.devices": "4,5",
+}
+
+
+@contextlib.contextmanager
+def kv_client(model: Path, directory: Path, changes: Mapping[str, Any]) -> Iterator[Process]:
+    """A program that serves the KV pipeline by the Python API, which stops the engine when a request fails."""
+    deploy = write_deploy(directory / "deploy.yaml", "kv", {**changes, **ROOM})
     environment = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_DEPLOY_CONFIG": str(deploy)}
     command = [sys.executable, str(Path(__file__).parent / "kv_client.py"), str(deploy), str(model)]
-    client = Process([*command, "hello 0", "hello 1", TOO_LONG], environment, tmp_path / "client.log")
+    client = Process(command, environment, directory / "client.log")
     try:
-        status = client.wait(READY_TIMEOUT_S)
+        client.wait_for('{"ready"', READY_TIMEOUT_S)
+        yield client
+        client.say_no_more()
+        assert client.wait(STOP_TIMEOUT_S) == 0, "\n".join(client.lines()[-60:])
     finally:
         left_behind = client.join(client.terminate())
-    lines = client.lines()
-    assert status == 0, "\n".join(lines[-60:])
     assert left_behind == []
-    *served, failed = (json.loads(line) for line in lines if line.startswith('{"prompt"'))
-    assert [reply.get("sha256") for reply in served] == list(AUDIO["kv"])
-    assert "the KV cache of request" in failed["error"]
-    assert failed["seconds"] < 20
+    assert not [line for line in client.lines() if "Created connector: SharedMemoryConnector" in line]
+
+
+def audio_of(client: Process, text: str) -> str:
+    """Send a prompt; the hash of its audio."""
+    client.say(text)
+    return json.loads(client.wait_for(f'{{"prompt": "{text}".*', 120)[0])["sha256"]
+
+
+def failure_of(client: Process) -> dict[str, Any]:
+    """What became of a request that fails."""
+    return json.loads(client.wait_for(r'\{"prompt": .*"error".*', 60)[0])
+
+
+def test_kv_cache_of_two_ranks_to_two_ranks(model: Path, tmp_path: Path) -> None:
+    """One that cannot be sent fails its request, on each rank of the stage."""
+    with kv_client(model, tmp_path, AR_TP2_TO_ULYSSES_2) as client:
+        assert [audio_of(client, f"hello {number}") for number in range(2)] == list(AUDIO["kv"])
+        client.say(TOO_LONG)
+        failed = failure_of(client)
+        assert "the KV cache of request" in failed["error"]
+        assert failed["seconds"] < 20
+    lines = client.lines()
     assert [line for line in lines if "put failed: request=" in line and "cause=PayloadTooLargeError" in line]
     produced, consumed = (stats_of(lines, "shared_memory", "0->1", role) for role in ("producer", "consumer"))
-    # a payload and a KV cache (or a shard for each sending rank) for each request
-    assert produced["puts"] == consumed["gets"] >= 5
-    assert not [line for line in lines if "Created connector: SharedMemoryConnector" in line]
+    # a payload and a shard of each sending rank for each request, and a payload of the one that failed
+    assert produced["puts"] == consumed["gets"] >= 7
+
+
+def test_kv_cache_of_a_stage_that_is_killed(model: Path, tmp_path: Path) -> None:
+    """The request fails at once, whether its payloads were put already or not: the other stage takes none."""
+    with kv_client(model, tmp_path, {}) as client:
+        assert [audio_of(client, f"hello {number}") for number in range(2)] == list(AUDIO["kv"])
+        [diffusion] = [process for process in client.tree() if "DiffusionWorker" in process.name()]
+        engine = engine_of(client, 0)
+        diffusion.suspend()
+        client.say("hello 2")
+        wait_until(
+            lambda: stats_of(client.lines(), "shared_memory", "0->1", "producer")["puts"] > 4, 60, "nothing is put"
+        )
+        for process in [*engine.children(recursive=True), engine]:
+            process.kill()
+        diffusion.resume()
+        failed = failure_of(client)
+        assert "EngineDead" in failed["error"]
+        assert failed["seconds"] < 20

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
+import psutil
 import pytest
-from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Reply, Server, wait_until
+from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Reply, Server, engine_of, wait_until
 
 OURS = {"0->1": "shared_memory"}
 TWO_DEVICES_EACH = {"stages.0.devices": "2,3", "stages.1.devices": "4,5"}
@@ -32,20 +33,30 @@ def wait_for_puts(server: Server, puts: int) -> None:
     wait_until(lambda: puts_of(server) >= puts, 60, "the first stage puts no more")
 
 
-def kill_stage(server: Server, stage: int, replica: int = 0) -> None:
-    """Kill the engine process of a stage, as the kernel does when memory is short."""
-    [victim] = [process for process in server.tree() if f"stage{stage}_replica{replica}" in process.name()]
-    victim.kill()
-
-
 @contextlib.contextmanager
 def killed_in_the_middle(server: Server, stage: int, *, replica: int = 0) -> Iterator[list[Reply]]:
     """Kill a stage while the first one is at work on four requests; yields their answers."""
     with ThreadPoolExecutor(4) as pool, server.request("hello 2", max_tokens=LONG, stream=True) as watched:
         assert watched.getresponse().readline()  # the first word
         replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(4)]
-        kill_stage(server, stage, replica)
+        engine_of(server, stage, replica).kill()
         yield [reply.result() for reply in replies]
+
+
+@contextlib.contextmanager
+def frozen_in_the_middle_of_chunks(server: Server) -> Iterator[tuple[psutil.Process, list[Future[Reply]]]]:
+    """Stop the second stage, so that no request can come to its end, and wait until the first is at work on three; yields both."""
+    before = puts_of(server)
+    consumer = engine_of(server, 1)
+    with ThreadPoolExecutor(3) as pool:
+        consumer.suspend()
+        try:
+            replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(3)]
+            wait_for_puts(server, before + 10)
+            yield consumer, replies
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                consumer.resume()
 
 
 class TestFullPayload:
@@ -141,12 +152,9 @@ class TestChunks:
         server.assert_memory_returns("0->1", "shared_memory")
 
     def test_a_killed_consumer_fails_its_requests_at_once(self, server: Server) -> None:
-        before = puts_of(server)
-        with ThreadPoolExecutor(3) as pool:
-            replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(3)]
-            wait_for_puts(server, before + 10)
-            kill_stage(server, 1)
-            failed: list[Reply] = [reply.result() for reply in replies]
+        with frozen_in_the_middle_of_chunks(server) as (consumer, replies):
+            consumer.kill()
+            failed = [reply.result() for reply in replies]
         assert {reply.status for reply in failed} == {HTTPStatus.INTERNAL_SERVER_ERROR}
         assert max(reply.seconds for reply in failed) < 60
         assert server.health() == HTTPStatus.SERVICE_UNAVAILABLE
@@ -161,7 +169,7 @@ class TestThreeStagesOfChunks:
     def server(self, serve: Serve) -> Iterator[Server]:
         # The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
         changes = {"async_chunk": True, "connectors.edge.extra": {"capacity_bytes": "64KiB", "ttl_s": 5}}
-        with serve("three", changes, environment=ONE_PROCESS_A_STAGE) as server:
+        with serve("three", changes, environment=ONE_PROCESS_A_STAGE, killed=True) as server:
             yield server
 
     def test_audio(self, server: Server) -> None:
@@ -177,6 +185,17 @@ class TestThreeStagesOfChunks:
         assert "edge=0->1" in put
         assert "cause=PayloadTooLargeError" in put
         server.assert_memory_returns("0->1", "shared_memory")
+
+    def test_a_killed_producer_fails_its_requests_at_once(self, server: Server) -> None:
+        """What it had put and the second stage had not taken goes with it."""
+        with frozen_in_the_middle_of_chunks(server) as (consumer, replies):
+            engine_of(server, 0).kill()
+            consumer.resume()
+            failed = [reply.result() for reply in replies]
+        assert {reply.status for reply in failed} == {HTTPStatus.INTERNAL_SERVER_ERROR}
+        assert max(reply.seconds for reply in failed) < 60
+        assert server.health() == HTTPStatus.SERVICE_UNAVAILABLE
+        server.assert_memory_returns("1->2", "shared_memory")
 
 
 class TestHeadAndHeadless:
