@@ -45,6 +45,7 @@ from omni_connector_serve.vllm_omni import backends, deployment, polls, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
 from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
 from omni_connector_serve.vllm_omni.plugin import register
+from omni_connector_shared_memory.leader import LeaderFollowers
 from omni_connector_shared_memory.transport import SharedMemoryTransport
 
 Make = Callable[..., ConnectorAdapter]
@@ -310,6 +311,20 @@ def test_the_engines_polls_ask_only_when_something_may_have_come(make: Make, mon
     sender.put("0", "1", "r_0_0", {"a": 1})
     news[0] = 3
     assert receiver.get("0", "1", "r_0_0") == ({"a": 1}, 0)
+
+
+def test_the_next_chunk_of_a_stream_is_asked_for_when_one_is_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = {Edge("0", "1"): deployment.EdgeSettings("shared_memory", {}, chunks=True)}
+    monkeypatch.setattr(f"{ConnectorAdapter.__module__}.current_deployment", lambda: deployment.Deployment(edges))
+    sender, receiver = make(0), make(1)
+    sender.put("0", "1", "r_0_0", {"chunk": 0})
+    assert take(receiver, "0", "1", "r_0_0") == ({"chunk": 0}, 0)
+    sender.put("0", "1", "r_0_1", {"chunk": 1})
+    wait_until(lambda: receiver.get("0", "1", "r_0_1") == ({"chunk": 1}, 0), 10, "it does not come")
+    monkeypatch.setattr(LeaderFollowers, "until", None)  # nobody waits for an answer
+    assert receiver.get("0", "1", "r_0_2") is None
+    sender.put("0", "1", "r_0_2", {"chunk": 2})
+    assert receiver.get("0", "1", "r_0_2") == ({"chunk": 2}, 0)
 
 
 def test_a_key_for_which_the_engine_polls_no_longer_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,9 @@ def test_edges_are_read_as_the_engine_reads_them(tmp_path: Path) -> None:
 def test_readers_of_a_pipeline_parallel_stage(tmp_path: Path, changes: dict[str, Any], readers: int) -> None:
     edges = read_deployment(write_deploy(tmp_path / "d.yaml", "three", changes)).edges
     assert edges[Edge("0", "1")].readers == readers
+    assert edges[Edge("0", "1")].chunks == (
+        changes.get("async_chunk", False) and changes.get("stages.1.async_chunk", True)
+    )
 
 
 def other_edge(name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 import vllm_omni
 import yaml
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.core.sched.omni_scheduler_mixin import OmniSchedulerMixin
 from vllm_omni.core.sched.omni_scheduling_coordinator import OmniSchedulingCoordinator
 from vllm_omni.distributed.omni_connectors import factory
@@ -135,6 +136,21 @@ def test_a_worker_can_tell_the_scheduler_of_a_loss() -> None:
     assert "self._synchronous_payload_transport = " in inspect.getsource(
         OmniConnectorModelRunnerMixin.init_omni_connectors
     )
+
+
+def test_a_scheduler_can_tell_the_workers_which_requests_were_aborted() -> None:
+    """Each before the other: the request ends, the output is made, the worker hears, it sends what has ended."""
+    assert "finished = super().finish_requests(request_ids, finished_status)" in inspect.getsource(
+        OmniSchedulerMixin.finish_requests
+    )
+    assert "return finished" in inspect.getsource(OmniSchedulerMixin.finish_requests)
+    scheduler = inspect.getsource(OmniARScheduler.schedule)
+    assert "return self._wrap_omni_scheduler_output(" in scheduler
+    runner = (SOURCES / "worker/gpu_ar_model_runner.py").read_text()
+    heard, sent = "self.recv_full_payload_inputs(scheduler_output)", "self.flush_full_payload_outputs(flush_ids)"
+    assert 0 < runner.index(heard) < runner.index(sent)
+    accumulate = inspect.getsource(OmniConnectorModelRunnerMixin.accumulate_full_payload_output)
+    assert "self._pending_full_payload_send[req_id] = " in accumulate
 
 
 def test_a_get_that_raises_ends_a_wait_inside_a_step() -> None:

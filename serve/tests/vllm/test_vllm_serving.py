@@ -67,7 +67,7 @@ class TestFullPayload:
         changes = {
             "stages.0.num_replicas": 2,
             "stages.1.num_replicas": 2,
-            # The engine sends also what an aborted request has made so far, for nobody: its time to live frees it.
+            # What a request has sent that is aborted between two stages is freed by its time to live.
             "connectors.edge.extra": {"capacity_bytes": "128KiB", "ttl_s": 5},
             **TWO_DEVICES_EACH,
             **ROOM_FOR_LONG,
@@ -90,10 +90,11 @@ class TestFullPayload:
         for number in range(4):
             with server.request(f"hello {number}"):
                 pass
-            with server.request(f"hello {number}", max_tokens=LONG, stream=True) as watched:
-                assert watched.getresponse().readline()  # the first word: it is in the middle
         server.assert_serves("two", OURS)
         server.assert_memory_returns("0->1", "shared_memory")
+
+    def test_what_a_client_hangs_up_on_is_not_sent(self, server: Server) -> None:
+        server.assert_hung_up_requests_send_nothing("two", OURS, max_tokens=LONG)
 
     def test_what_cannot_be_sent_fails_its_request_alone_and_at_once(self, server: Server) -> None:
         with ThreadPoolExecutor(2) as pool:

@@ -47,6 +47,7 @@ class _Open:
     connector: OmniConnector
     readers: int
     timeout_s: float
+    chunks: bool
 
 
 class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
@@ -132,7 +133,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         return self._take(
             Edge(from_stage, to_stage),
             get_key,
-            lambda connector: self._polls.poll(name, connector, metadata or self._hint),
+            lambda open_end: self._polls.poll(name, open_end.connector, metadata or self._hint, stream=open_end.chunks),
         )
 
     def get_with_deadline(
@@ -140,9 +141,9 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
     ) -> tuple[Any, int] | None:
         """Take a payload, waiting for it until `deadline` on the monotonic clock."""
 
-        def wait(connector: OmniConnector) -> Any:
+        def wait(open_end: _Open) -> Any:
             try:
-                return connector.get(get_key, metadata or self._hint, timeout=deadline - time.monotonic())
+                return open_end.connector.get(get_key, metadata or self._hint, timeout=deadline - time.monotonic())
             except TransferTimeoutError:
                 return NOT_READY
 
@@ -217,14 +218,14 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             port = extra.zmq_port if is_port else place.control_port(extra.zmq_port, edge, kv=self._for_kv)
             options.setdefault(_CONTROL_PORT, port)
         end = sharing.End(spec.name, edge, role, place, options)
-        return _Open(end, sharing.acquire(end), extra.readers or settings.readers, extra.timeout_s)
+        return _Open(end, sharing.acquire(end), extra.readers or settings.readers, extra.timeout_s, settings.chunks)
 
-    def _take(self, edge: Edge, key: str, take: Callable[[OmniConnector], Any]) -> tuple[Any, int] | None:
+    def _take(self, edge: Edge, key: str, take: Callable[[_Open], Any]) -> tuple[Any, int] | None:
         timeout_s = 0.0
         try:
             open_end = self._open(edge, Role.CONSUMER)
             timeout_s = open_end.timeout_s
-            payload = take(open_end.connector)
+            payload = take(open_end)
         except Exception as error:  # raising in a poll loop is a traceback per millisecond
             self._report("get", edge, key, error)
             passing = isinstance(error, OmniConnectorError) and error.retryable

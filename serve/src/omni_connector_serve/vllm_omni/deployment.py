@@ -33,11 +33,14 @@ class EdgeSettings:
         The connector.
     readers
         How many processes of the consuming stage take each payload.
+    chunks
+        Whether it carries streams of chunks; False also when that is not known.
     """
 
     name: str
     extra: Mapping[str, Any]
     readers: int = 1
+    chunks: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,17 @@ def read_deployment(path: Path) -> Deployment:
     transfer = load_omni_transfer_config(config_dict=deploy)
     stages = {str(stage["stage_id"]): stage for stage in deploy.get("stages") or ()}
     connectors = {} if transfer is None else transfer.connectors
-    edges = {
-        Edge(*edge): EdgeSettings(spec.name, spec.extra, _readers(deploy, stages.get(edge[1], {})))
-        for edge, spec in connectors.items()
-    }
+    edges = {}
+    for edge, spec in connectors.items():
+        consumer = stages.get(edge[1], {})
+        chunks = bool(deploy.get("async_chunk", True)) and consumer.get("async_chunk") is not False
+        readers = 1 if chunks else _ranks(deploy, consumer)
+        edges[Edge(*edge)] = EdgeSettings(spec.name, spec.extra, readers, chunks)
     return Deployment(edges)
 
 
-def _readers(deploy: Mapping[str, Any], consumer: Mapping[str, Any]) -> int:
+def _ranks(deploy: Mapping[str, Any], consumer: Mapping[str, Any]) -> int:
     """Every pipeline-parallel rank of a stage polls for its full payloads; chunks are polled by the scheduler alone."""
-    if deploy.get("async_chunk", True) and consumer.get("async_chunk") is not False:
-        return 1
     name = "pipeline_parallel_size"
     places = (consumer, consumer.get("engine_args"), consumer.get("engine_extras"), deploy)
     return int(next((place[name] for place in places if place and place.get(name)), 1))

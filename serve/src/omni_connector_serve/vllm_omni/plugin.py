@@ -32,6 +32,7 @@ def register() -> None:
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
+    from omni_connector_serve.vllm_omni.aborted import send_nothing_of_aborted_requests
     from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
     from omni_connector_serve.vllm_omni.backends import drop_in_names, our_names
     from omni_connector_serve.vllm_omni.deployment import adopt_command_line
@@ -50,6 +51,7 @@ def register() -> None:
     SharedMemoryConnector.register(ConnectorAdapter)
     hear_of_losses()
     refuse_missing_kv()
+    send_nothing_of_aborted_requests()
     deploy = adopt_command_line(sys.argv)
     if deploy is not None and deploy.exists():  # else the engine says so
         check_deploy_file(deploy)
