@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ from omni_connector_core import (
 from omni_connector_core.services import free_ports
 from omni_connector_serve.vllm_omni import backends, deployment, polls, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
+from omni_connector_serve.vllm_omni.extra import split_extra
 from omni_connector_serve.vllm_omni.payloads import RawBuffer, wire_payload
 from omni_connector_serve.vllm_omni.plugin import register
 from omni_connector_shared_memory.leader import LeaderFollowers
@@ -206,6 +208,16 @@ def test_cleanup_discards_and_the_key_may_come_again(make: Make) -> None:
     assert sender.put("0", "1", "r_0_0", {"a": 2})[0]
     assert take(receiver, "0", "1", "r_0_0") == ({"a": 2}, 0)
     assert take(receiver, "0", "1", "r_0_10") == ({"a": 10}, 0)
+
+
+def test_a_put_waits_for_room_and_loses_nothing(make: Make) -> None:
+    sender, receiver = make(0, capacity_bytes=1 << 16), make(1)
+    assert sender.put("0", "1", "r_0_0", {"x": torch.zeros(40 << 10, dtype=torch.uint8)})[0]
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(sender.put, "0", "1", "r_0_1", {"x": torch.ones(40 << 10, dtype=torch.uint8)})
+        assert take(receiver, "0", "1", "r_0_0")[0]["x"].sum() == 0
+        assert second.result()[0]
+    assert take(receiver, "0", "1", "r_0_1")[0]["x"].sum() == 40 << 10
 
 
 def test_lost_payload_is_false_is_logged_once_and_its_key_is_not_given_to_another(
@@ -428,6 +440,76 @@ def test_missing_sdk_says_what_to_install(make: Make) -> None:
             ConnectorAdapter("absent", {"stage_id": 0})
     finally:
         plugin_manager.unregister(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("SharedMemoryConnector", {"shm_threshold_bytes": 65536}, {}),
+        (
+            "MooncakeStoreConnector",
+            {
+                "master": "127.0.0.1:50051",
+                "metadata_server": "http://127.0.0.1:8080/metadata",
+                "host": "127.0.0.1",
+                "segment": 64 << 20,
+                "localbuf": 32 << 20,
+                "proto": "tcp",
+                "rdma": "",
+            },
+            {
+                "master": "127.0.0.1:50051",
+                "metadata_server": "http://127.0.0.1:8080/metadata",
+                "host": "127.0.0.1",
+                "capacity_bytes": 64 << 20,
+                "arena_bytes": 32 << 20,
+                "protocol": "tcp",
+                "device_name": "",
+            },
+        ),
+        (
+            "MooncakeTransferEngineConnector",
+            {
+                "host": "127.0.0.1",
+                "protocol": "tcp",
+                "device_name": "",
+                "memory_pool_size": 64 << 20,
+                "memory_pool_device": "cpu",
+                "buffer_ttl_seconds": 60,
+                "sender_host": "127.0.0.1",
+                "sender_zmq_port": 50051,
+            },
+            {
+                "host": "127.0.0.1",
+                "protocol": "tcp",
+                "device_name": "",
+                "capacity_bytes": 64 << 20,
+                "memory_pool_device": "cpu",
+                "ttl_s": 60,
+            },
+        ),
+        (
+            "YuanrongConnector",
+            {"host": "127.0.0.1", "port": 31501, "get_sub_timeout_ms": 5},
+            {"host": "127.0.0.1", "port": 31501},
+        ),
+        (
+            "NixlConnector",
+            {"host": "127.0.0.1", "backends": ["UCX"], "num_threads": 2},
+            {"host": "127.0.0.1", "backends": ["UCX"]},
+        ),
+    ],
+)
+def test_each_built_in_name_and_its_options(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    monkeypatch.setenv(backends.DROP_IN_ENV, "1")
+    spec = backends.backend_of(name)
+    assert split_extra(spec, {"stage_id": 0, **theirs}, name=name).options == ours
+    with pytest.raises(OptionError, match="did you mean"):
+        split_extra(spec, {"timeout": 3}, name=name)
+    if spec.sdk_present():
+        assert ConnectorAdapter(name, {"stage_id": 0, **theirs}).health()["backend"] == spec.name
 
 
 @pytest.mark.parametrize(

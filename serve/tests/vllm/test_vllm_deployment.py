@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import vllm_omni
 from omni_server import write_deploy
+from typer.testing import CliRunner
 
 from omni_connector_core import ConfigError, Edge
+from omni_connector_serve.cli import app
 from omni_connector_serve.vllm_omni.backends import DROP_IN_ENV, drop_in_names
 from omni_connector_serve.vllm_omni.check import faults_of
 from omni_connector_serve.vllm_omni.deployment import (
@@ -123,6 +125,17 @@ def test_edges_alone_are_refused_where_a_backend_of_ours_is_named(tmp_path: Path
 def test_upstreams_own_deploy_files_start_with_drop_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DROP_IN_ENV, "1")
     check_deploy_file(path)
+
+
+def test_check_of_all_files_that_upstream_brings() -> None:
+    """One of them has edges alone, which upstream serves over its own connector; one is no deploy file."""
+    paths = sorted(UPSTREAM_DEPLOYS.glob("*.yaml"))
+    found = CliRunner().invoke(app, ["check", *map(str, paths)])
+    assert [line.removeprefix(f"{UPSTREAM_DEPLOYS}/") for line in found.stdout.splitlines()] == [
+        "hunyuan-image-3-mooncakeconnector.yaml:79: the edge 0->1 has no connector: name one in output_connectors of stage 0, "
+        "or connector: {type: shared_memory} for all edges",
+        "qwen3_tts_forced_aligner.yaml:12: stages is a list with at least one stage",
+    ]
 
 
 def test_a_stage_that_drop_in_divides_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,17 @@ def test_option_tables() -> None:
     assert [name for name in sorted(table.unread) if f'"{name}"' in sources] == []
 
 
+def test_every_option_that_a_built_in_connector_reads_is_understood_with_drop_in() -> None:
+    connectors = SOURCES / "distributed/omni_connectors/connectors"
+    for spec in map(plugin_manager.spec, plugin_manager.names()):
+        if spec.drop_in is not None:
+            [source] = [
+                text for path in connectors.glob("*.py") if f"class {spec.drop_in.name}(" in (text := path.read_text())
+            ]
+            read = set(re.findall(r"config\.get\(\s*[\"'](\w+)[\"']", source))
+            assert read - spec.drop_in.options.keys() - upstream_options().engine == set(), spec.drop_in.name
+
+
 def test_upstreams_own_deploy_files_use_known_options() -> None:
     table = upstream_options()
     strangers = {}
