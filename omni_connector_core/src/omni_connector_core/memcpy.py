@@ -27,6 +27,11 @@ _holding_gil = _memmove(ctypes.PyDLL(None))
 _releasing_gil = _memmove(ctypes.CDLL(None))
 
 
+_bytes_address = ctypes.PyDLL(None).PyBytes_AsString
+_bytes_address.argtypes = (ctypes.py_object,)
+_bytes_address.restype = ctypes.c_void_p
+
+
 class Region(NamedTuple):
     """A piece of memory.
 
@@ -83,6 +88,8 @@ def region(buffer: Any, *, writable: bool = False) -> Region:
     ValueError
         If it is not contiguous.
     """
+    if type(buffer) is bytes and not writable:  # the frequent case; the way below takes 7 us
+        return Region(_bytes_address(buffer), len(buffer), buffer)
     if hasattr(buffer, "data_ptr"):
         if not (buffer.is_contiguous() and buffer.device.type == "cpu"):
             raise ValueError("the tensor is not contiguous in CPU memory")

@@ -58,7 +58,7 @@ class ObjectStore(ABC):
 
     longest_name: ClassVar[int]
     """The most characters of a name."""
-    tickets: ClassVar[bool] = False
+    tickets: bool = False
     """Whether reads on the producer's host are decided by files (`omni_connector_core.store.tickets`) in place of `take`: worth
     it where `take` is a request more than `read` and `discard`."""
 

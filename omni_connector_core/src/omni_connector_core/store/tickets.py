@@ -16,6 +16,7 @@ The folder's name tells whose it is; what a dead producer left is removed by the
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import stat
@@ -32,6 +33,7 @@ def _base(host: str) -> Path:
     return Path(f"/dev/shm/omni-connector-{os.getuid()}/tickets-{host.rpartition('/')[2]}")
 
 
+@functools.lru_cache(maxsize=256)
 def folder_of(slot: Slot) -> str | None:
     """Return the folder of a producer's tickets; None for a producer of another host."""
     process = slot.process

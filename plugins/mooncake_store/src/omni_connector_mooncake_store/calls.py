@@ -1,7 +1,8 @@
 """Calls into an SDK that may take longer than the caller has time.
 
 A call whose longest duration fits into the deadline runs in the caller's thread. Any other runs in a helper thread, which the
-caller leaves at its deadline; when the call ends at last, `late` sees its result. A hand-over costs about 50 us.
+caller leaves at its deadline; when the call ends at last, `late` sees its result. A hand-over costs about 50 us. A call that
+nobody waits for is handed over by `start`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,16 @@ class Calls:
         """
         if deadline.remaining_s() >= longest_s:
             return call()
+        job = self.start(call, late)
+        if not job.bell.acquire(timeout=max(deadline.remaining_s(), SHORTEST_S)):
+            with job.lock:
+                job.abandoned = not job.ended
+            if job.abandoned:
+                raise overdue(f"{self._service} has not answered by the deadline")
+        return job.result
+
+    def start(self, call: Callable[[], ResultT], late: Callable[[ResultT], None] = lambda _: None) -> _Job[ResultT]:
+        """Run `call` in a helper thread."""
         job = _Job(call, late)
         _running.add(job)
         try:
@@ -95,12 +106,7 @@ class Calls:
             worker = SimpleQueue()
             threading.Thread(target=self._work, args=[worker], name="omni-connector-call", daemon=True).start()
         worker.put(job)
-        if not job.bell.acquire(timeout=max(deadline.remaining_s(), SHORTEST_S)):
-            with job.lock:
-                job.abandoned = not job.ended
-            if job.abandoned:
-                raise overdue(f"{self._service} has not answered by the deadline")
-        return job.result
+        return job
 
     def _work(self, queue: SimpleQueue[_Job[Any]]) -> None:
         with contextlib.suppress(Empty):

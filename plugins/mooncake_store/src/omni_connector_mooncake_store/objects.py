@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -61,6 +63,9 @@ class MooncakeObjects(ObjectStore):
         self._reserved = capacity_bytes if produces else 0
         client.reserve(self._reserved, deadline)
         self._closed = False
+        self.tickets = client.shared  # over TCP a request more is nothing beside the transfer
+        self._discarded: deque[str] = deque()
+        self._discarding = threading.Lock()
         self._config = sdk.ReplicateConfig()
         self._config.replica_num = 1
         self._config.with_hard_pin = True
@@ -229,6 +234,22 @@ class MooncakeObjects(ObjectStore):
         for code in codes:
             if code not in (0, sdk.MISSING):
                 raise self._error("remove", code)
+
+    def discard(self, name: str, *, deadline: Deadline) -> None:
+        """Remove in a helper thread: at once, or together with what comes while it is at that.
+
+        What cannot be removed is left to the producer, who looks after what was read, too.
+        """
+        self._discarded.append(name)
+        if not self._discarding.locked():
+            self._client.calls.start(self._discard)
+
+    def _discard(self) -> None:
+        client = self._client.sdk
+        while self._discarded and self._discarding.acquire(blocking=False):
+            names = [self._discarded.popleft() for _ in range(len(self._discarded))]
+            client.batch_remove(names, True)
+            self._discarding.release()
 
     def purge(self, prefix: str, *, deadline: Deadline) -> None:
         """Remove by regular expression."""

@@ -79,7 +79,7 @@ class YuanrongStore(ObjectStore):
     """
 
     longest_name: ClassVar[int] = 255 - len(TAKEN)
-    tickets: ClassVar[bool] = True
+    tickets = True
 
     def __init__(self, options: YuanrongOptions, *, deadline: Deadline) -> None:
         self._open: Session | None = open_session(options, deadline)
