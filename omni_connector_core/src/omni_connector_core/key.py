@@ -119,6 +119,8 @@ def encoded(*fields: str | int, limit: int | None = None) -> str:
 
 
 def _escaped(text: str) -> str:
+    if text.isalnum() and text.isascii():
+        return text
     raw = text.encode()
     return _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], raw).decode("ascii")
 

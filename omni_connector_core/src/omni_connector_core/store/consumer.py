@@ -59,6 +59,7 @@ class ConsumerEnd:
         self._outlives = outlives
         self._abandoned: dict[str, float] = {}
         self._decided_by_store: deque[str] = deque(maxlen=256)
+        self._in_sight: set[str] = set()
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
         """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
@@ -161,11 +162,9 @@ class ConsumerEnd:
             raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
         owner, store = self._owner(slot), self._store
         data = owner.data(descriptor.generation)
-        folder = tickets.folder_of(slot) if descriptor.ticket else None
-        if descriptor.ticket and not (folder and os.path.isdir(folder)):
-            folder = None
-            if not self._handed_over(slot, deadline):
-                return None
+        folder = self._tickets_of(slot) if descriptor.ticket else None
+        if descriptor.ticket and folder is None and not self._handed_over(slot, deadline):
+            return None
         try:
             memory = store.read(data, descriptor.nbytes, shared=descriptor.readers > 1, deadline=deadline)
         except BackendUnavailableError as error:
@@ -176,7 +175,10 @@ class ConsumerEnd:
             return None
         if folder is not None:
             if not tickets.take(folder, descriptor.generation):
-                return None
+                if os.path.isdir(folder):
+                    return None
+                self._in_sight.discard(slot.incarnation)
+                return self._take(slot, descriptor, deadline)  # handed over meanwhile
             store.discard(data, deadline=deadline)
             return memory
         reads = owner.reads(descriptor.generation, descriptor.readers)
@@ -186,6 +188,18 @@ class ConsumerEnd:
         if descriptor.readers > 1 and not any(store.exist(reads, deadline=deadline)):
             store.remove([data], deadline=deadline)
         return memory
+
+    def _tickets_of(self, slot: Slot) -> str | None:
+        """Return the folder of a producer's tickets where it is in sight; looked for once, as long as takes succeed."""
+        folder = tickets.folder_of(slot)
+        if folder is None or slot.incarnation in self._in_sight:
+            return folder
+        if not os.path.isdir(folder):
+            return None
+        if len(self._in_sight) >= BATCH:
+            self._in_sight.clear()
+        self._in_sight.add(slot.incarnation)
+        return folder
 
     def _handed_over(self, slot: Slot, deadline: Deadline) -> bool:
         """Whether the store decides about reads of a producer whose tickets are out of sight; asks for it where it does not.
