@@ -46,6 +46,7 @@ class ProducerEnd:
         self.arena = Arena(HostMemory(1 << 20))
         self.ledger = Ledger(self.arena.release)
         self.progress_s = None
+        self.eager_nbytes = 64 << 10
 
     def progress(self):
         raise AssertionError("nobody asked for it")
@@ -514,7 +515,7 @@ def test_who_does_not_say_who_it_is_is_shown_the_door(server, monkeypatch):
 def test_who_does_not_read_is_dropped_and_what_it_claimed_goes_to_the_next(server, producer, channel, monkeypatch):
     monkeypatch.setattr("omni_connector_core.onesided.listener._MAX_UNSENT_NBYTES", 1 << 20)
     producer.put("k")
-    producer.put("large", m.EAGER_NBYTES, readers=1000)
+    producer.put("large", producer.eager_nbytes, readers=1000)
     with Stranger(server) as stranger:
         stranger.wire.send(m.encode(m.Ask(1, SCOPE, Key("k"))))
         assert isinstance(stranger.answer(), m.Found)

@@ -161,7 +161,7 @@ class TestOneSidedFaults:
 
     def test_eight_threads_meet_a_peer_at_once(self) -> None:
         self.ends.producer.act(put_many, 8)
-        assert self.ends.consumer.act(get_at_once, 8) == [fingerprint(Bulk(100_000, seed=n)) for n in range(8)]
+        assert self.ends.consumer.act(get_at_once, 8) == [fingerprint(Bulk(200_000, seed=n)) for n in range(8)]
 
     def test_a_full_pool_at_the_producer(self) -> None:
         ends = self.ends
@@ -200,7 +200,7 @@ class TestOneSidedFaults:
 def put_many(acting: Acting, count: int) -> None:
     """Put `count` payloads."""
     for n in range(count):
-        acting.connector.put(f"k{n}", Bulk(100_000, seed=n).build())
+        acting.connector.put(f"k{n}", Bulk(200_000, seed=n).build())
 
 
 def get_at_once(acting: Acting, count: int) -> list[str]:

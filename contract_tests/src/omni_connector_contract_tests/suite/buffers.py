@@ -46,7 +46,7 @@ class TestGetInto(ContractTests):
 
     @pytest.mark.parametrize("wrong", [99_999, 100_001])
     def test_buffers_that_do_not_fit_are_refused_untouched(self, ends: Ends, wrong: int) -> None:
-        ends.producer.put("k", Bulk(100_000))
+        ends.producer.put("k", Bulk(200_000))
         with pytest.raises(BufferMismatchError):
             ends.consumer.act(acts.get_into_misfit, "k", wrong)
 
@@ -150,8 +150,8 @@ class TestViews(ContractTests):
         assert ends.consumer.act(acts.look, "array") == fingerprint(Bulk(200_000, seed=1))
 
     def test_writing_into_what_was_got_changes_nothing_else(self, ends: Ends) -> None:
-        ends.producer.put("a", Bulk(100_000, seed=1))
-        ends.producer.put("b", Bulk(100_000, seed=2))
+        ends.producer.put("a", Bulk(200_000, seed=1))
+        ends.producer.put("b", Bulk(200_000, seed=2))
         ends.consumer.act(acts.hold, "a", "a")
         ends.consumer.act(acts.write_into_kept, "a")
-        assert ends.consumer.get_fingerprint("b") == fingerprint(Bulk(100_000, seed=2))
+        assert ends.consumer.get_fingerprint("b") == fingerprint(Bulk(200_000, seed=2))

@@ -145,14 +145,14 @@ class TestState(ContractTests):
         ends.consumer.get("k")
 
     def test_usage_counts_what_is_pending(self, ends: Ends) -> None:
-        ends.producer.put("a", Bulk(100_000))
-        ends.producer.put("b", Bulk(100_000))
+        ends.producer.put("a", Bulk(200_000))
+        ends.producer.put("b", Bulk(200_000))
         usage = ends.producer.usage()
         assert usage.pending == 2
         assert usage.oldest_age_s > 0
         if ends.backend.capabilities.bounded:
             assert usage.capacity_bytes is not None
-            assert 200_000 <= usage.bytes_held <= usage.capacity_bytes
+            assert 400_000 <= usage.bytes_held <= usage.capacity_bytes
         ends.consumer.get_fingerprint("a")
         ends.consumer.get_fingerprint("b")
         eventually(lambda: ends.producer.usage().pending == 0)

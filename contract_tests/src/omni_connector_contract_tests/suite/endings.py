@@ -72,7 +72,7 @@ class TestFail(ContractTests):
             ends.consumer.get(Key("r", 3), timeout=0.1)
 
     def test_fail_drops_a_payload_that_was_put(self, ends: Ends) -> None:
-        metadata = ends.producer.put("k", Bulk(100_000))
+        metadata = ends.producer.put("k", Bulk(200_000))
         ends.producer.fail("k", "reason")
         with pytest.raises(ProducerFailedError):
             ends.consumer.get("k", metadata, timeout=WITHIN_A_SECOND_S)
@@ -180,10 +180,10 @@ class TestCleanup(ContractTests):
         eventually(refused, within_s=WITHIN_A_SECOND_S)
 
     def test_what_was_got_before_stays_after_cleanup(self, ends: Ends) -> None:
-        ends.producer.put("r", Bulk(100_000, seed=1))
+        ends.producer.put("r", Bulk(200_000, seed=1))
         before = ends.consumer.act(acts.hold, "array", "r")
         ends.producer.cleanup("r")
-        ends.producer.put("other", Bulk(100_000, seed=2))
+        ends.producer.put("other", Bulk(200_000, seed=2))
         assert ends.consumer.act(acts.look, "array") == before
         ends.consumer.get_fingerprint("other")
 
@@ -201,14 +201,14 @@ class TestExpiry(ContractTests):
 
     def test_expiry_frees_the_memory_and_is_counted(self, ends: Ends) -> None:
         for n in range(3):
-            ends.producer.put(f"k{n}", Bulk(100_000), ttl=0.1)
+            ends.producer.put(f"k{n}", Bulk(200_000), ttl=0.1)
         eventually(lambda: not any(ends.producer.exists("k0", "k1", "k2")))
         eventually(lambda: ends.producer.usage().bytes_held == 0)
         assert ends.producer.usage().pending == 0
         assert ends.producer.stats()["expired"] == 3
 
     def test_expiry_happens_without_anybody_asking(self, ends: Ends) -> None:
-        ends.producer.put("k", Bulk(100_000), ttl=0.1)
+        ends.producer.put("k", Bulk(200_000), ttl=0.1)
         eventually(lambda: ends.producer.usage().bytes_held == 0)
 
     @observes("ttl_s")
@@ -242,10 +242,10 @@ class TestExpiry(ContractTests):
         assert ends.consumer.get("k") == "new"
 
     def test_what_was_got_in_time_stays_after_its_time(self, ends: Ends) -> None:
-        ends.producer.put("k", Bulk(100_000, seed=1), ttl=0.3)
+        ends.producer.put("k", Bulk(200_000, seed=1), ttl=0.3)
         before = ends.consumer.act(acts.hold, "array", "k")
         ends.producer.put("other", 1, ttl=0.4)
         eventually(lambda: not ends.producer.exists("other")[0])
-        ends.producer.put("next", Bulk(100_000, seed=2))
+        ends.producer.put("next", Bulk(200_000, seed=2))
         assert ends.consumer.act(acts.look, "array") == before
         ends.consumer.get_fingerprint("next")

@@ -99,13 +99,13 @@ class TestHostileBytes(ContractTests):
 
     @requires("hardened_ports")
     def test_random_and_hostile_bytes_on_every_socket_do_nothing(self, ends: Ends, tmp_path: Path) -> None:
-        ends.producer.put("k", Bulk(100_000, seed=1))
+        ends.producer.put("k", Bulk(200_000, seed=1))
         ends.consumer.get_fingerprint("k")
         self._withstand(ends, tmp_path, [place for end in (ends.producer, ends.consumer) for place in _listening(end)])
 
     @without("hardened_ports")
     def test_random_and_hostile_bytes_on_the_control_port_do_nothing(self, ends: Ends, tmp_path: Path) -> None:
-        metadata = ends.producer.put("k", Bulk(100_000, seed=1))
+        metadata = ends.producer.put("k", Bulk(200_000, seed=1))
         ends.consumer.get_fingerprint("k", metadata)
         told = {port for text in map(str, metadata["at"].values()) for port in re.findall(r":(\d+)$", text)}
         control = [place for place in _listening(ends.producer) if str(place[2][-1]) in told]
@@ -129,8 +129,8 @@ class TestHostileBytes(ContractTests):
         for family, kind, address in sockets:
             for message in messages:
                 _send(family, kind, address, message)
-        ends.producer.put("k", Bulk(100_000, seed=2))
-        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000, seed=2))
+        ends.producer.put("k", Bulk(200_000, seed=2))
+        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(200_000, seed=2))
         assert ends.producer.peer.alive
         assert ends.consumer.peer.alive
         assert not marker.exists()

@@ -40,7 +40,7 @@ class TestDeath(ContractTests):
     def test_an_unread_payload_dies_with_its_producer(self, ends: Ends) -> None:
         producer = ends.open("producer", on="mortal")
         acquaint(ends, producer, ends.consumer)
-        metadata = producer.put("k", Bulk(100_000))
+        metadata = producer.put("k", Bulk(200_000))
         ends.process(producer).kill()
         seconds, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
         assert isinstance(error, PeerLostError)
@@ -49,7 +49,7 @@ class TestDeath(ContractTests):
     @without("outlives_producer")
     def test_metadata_of_a_producer_that_died_unseen_is_an_error_within_seconds(self, ends: Ends) -> None:
         producer = ends.open("producer", on="mortal")
-        metadata = producer.put("k", Bulk(100_000))
+        metadata = producer.put("k", Bulk(200_000))
         ends.process(producer).kill()
         seconds, _, error = ends.consumer.act(acts.timed, "get", "k", metadata, timeout=60.0)
         assert isinstance(error, PeerLostError)
@@ -58,10 +58,10 @@ class TestDeath(ContractTests):
     @requires("outlives_producer")
     def test_an_unread_payload_outlives_its_producer(self, ends: Ends) -> None:
         producer = ends.open("producer", on="mortal")
-        metadata = {key: producer.put(key, Bulk(100_000, seed=n)) for n, key in enumerate(("a", "b"))}
+        metadata = {key: producer.put(key, Bulk(200_000, seed=n)) for n, key in enumerate(("a", "b"))}
         ends.process(producer).kill()
-        assert ends.consumer.get_fingerprint("a", metadata["a"]) == fingerprint(Bulk(100_000, seed=0))
-        assert ends.consumer.get_fingerprint("b") == fingerprint(Bulk(100_000, seed=1))
+        assert ends.consumer.get_fingerprint("a", metadata["a"]) == fingerprint(Bulk(200_000, seed=0))
+        assert ends.consumer.get_fingerprint("b") == fingerprint(Bulk(200_000, seed=1))
 
     def test_another_producer_is_waited_for_when_one_dies(self, ends: Ends) -> None:
         mortal = ends.open("producer", on="mortal", replica=1)
@@ -187,7 +187,7 @@ class TestStandstill(ContractTests):
     def test_a_payload_survives_its_producers_standstill(self, ends: Ends) -> None:
         producer = ends.open("producer", on="mortal")
         acquaint(ends, producer, ends.consumer)
-        metadata = producer.put("k", Bulk(100_000, seed=1))
+        metadata = producer.put("k", Bulk(200_000, seed=1))
         process = ends.process(producer)
         process.pause()
         try:
@@ -197,7 +197,7 @@ class TestStandstill(ContractTests):
         finally:
             process.resume()
         if error is not None:
-            assert ends.consumer.get_fingerprint("k", metadata) == fingerprint(Bulk(100_000, seed=1))
+            assert ends.consumer.get_fingerprint("k", metadata) == fingerprint(Bulk(200_000, seed=1))
 
     def test_a_stopped_consumer_does_not_stop_the_producer(self, ends: Ends) -> None:
         consumer = ends.open("consumer", on="mortal")

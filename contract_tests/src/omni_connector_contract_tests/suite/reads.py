@@ -39,7 +39,7 @@ class TestReads(ContractTests):
 
     def test_reading_frees_the_memory(self, ends: Ends) -> None:
         for n in range(3):
-            ends.producer.put(f"k{n}", Bulk(100_000, seed=n))
+            ends.producer.put(f"k{n}", Bulk(200_000, seed=n))
         assert ends.producer.usage().pending == 3
         assert ends.producer.usage().bytes_held >= 300_000 or not ends.backend.capabilities.bounded
         for n in range(3):
@@ -81,7 +81,7 @@ class TestReads(ContractTests):
 
     @requires("fan_out")
     def test_n_readers_cannot_change_what_the_others_see(self, ends: Ends) -> None:
-        payload = Bulk(70_000, seed=5)
+        payload = Bulk(200_000, seed=5)
         ends.producer.put("k", payload, readers=2)
         ends.consumer.act(acts.hold, "array", "k")
         ends.consumer.act(acts.write_into_kept, "array")
@@ -142,19 +142,19 @@ class TestReplacing(ContractTests):
     @requires("overwrite")
     def test_overwrite_frees_what_it_replaces(self, ends: Ends) -> None:
         for n in range(4):
-            ends.producer.put("k", Bulk(100_000, seed=n), overwrite=True)
+            ends.producer.put("k", Bulk(200_000, seed=n), overwrite=True)
         assert ends.producer.usage().pending == 1
-        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000, seed=3))
+        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(200_000, seed=3))
         eventually(lambda: ends.producer.usage().bytes_held == 0)
 
     @requires("overwrite")
     def test_what_was_got_before_is_untouched_by_an_overwrite(self, ends: Ends) -> None:
-        ends.producer.put("k", Bulk(100_000, seed=1))
+        ends.producer.put("k", Bulk(200_000, seed=1))
         ends.consumer.act(acts.hold, "first", "k")
         for seed in (2, 3):
-            ends.producer.put("k", Bulk(100_000, seed=seed), overwrite=True)
-        assert ends.consumer.act(acts.look, "first") == fingerprint(Bulk(100_000, seed=1))
-        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000, seed=3))
+            ends.producer.put("k", Bulk(200_000, seed=seed), overwrite=True)
+        assert ends.consumer.act(acts.look, "first") == fingerprint(Bulk(200_000, seed=1))
+        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(200_000, seed=3))
 
     @requires("overwrite")
     def test_overwrite_sets_the_number_of_reads_anew(self, ends: Ends) -> None:

@@ -64,7 +64,7 @@ class TestStreams(ContractTests):
 
     def test_the_end_never_overtakes_the_last_chunk(self, ends: Ends) -> None:
         for n in range(10):
-            chunks = bulks(n % 4 + 1, nbytes=100_000)
+            chunks = bulks(n % 4 + 1, nbytes=200_000)
             reading = ends.consumer.start_act(flows.read_stream, f"r{n}")
             ends.producer.act(flows.write_stream, f"r{n}", chunks, mark_last=n % 2 == 0)
             assert reading.result() == prints(chunks)

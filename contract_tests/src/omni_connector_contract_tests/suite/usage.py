@@ -40,10 +40,10 @@ class TestThreads(ContractTests):
         assert ends.consumer.act(acts.in_event_loop, "get", "k") == "payload"
 
     def test_a_forked_child_gets_a_clear_error_and_harms_nobody(self, ends: Ends) -> None:
-        ends.producer.put("k", Bulk(100_000))
+        ends.producer.put("k", Bulk(200_000))
         assert ends.producer.act(acts.in_forked_child) == ["ForkedError"] * 3
         assert ends.consumer.act(acts.in_forked_child) == ["ForkedError"] * 3
-        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000))
+        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(200_000))
         ends.producer.put("k", "again")
         assert ends.consumer.get("k") == "again"
 
@@ -171,9 +171,9 @@ class TestOptions(ContractTests):
     @pytest.mark.parametrize("checksum", ["none", "crc32"])
     def test_a_checksum_is_carried_and_checked(self, ends: Ends, checksum: str) -> None:
         producer = ends.open("producer", config={"checksum": checksum})
-        producer.put("k", Bulk(100_000))
-        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(100_000))
-        producer.put("damaged", Bulk(100_000))
+        producer.put("k", Bulk(200_000))
+        assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(200_000))
+        producer.put("damaged", Bulk(200_000))
         assert ends.consumer.act(acts.damage_is_found, "damaged") is (checksum != "none")
 
     def test_a_payload_that_cannot_be_encoded_is_refused_and_nothing_is_put(self, ends: Ends) -> None:

@@ -30,9 +30,9 @@ class TestWaiting(ContractTests):
         assert ends.consumer.poll("k") is NOT_READY
 
     def test_poll_finds_a_payload_by_metadata(self, ends: Ends) -> None:
-        metadata = ends.producer.put("k", Bulk(100_000))
+        metadata = ends.producer.put("k", Bulk(200_000))
         found = eventually(lambda: [p for p in [ends.consumer.poll("k", metadata)] if p is not NOT_READY])
-        assert fingerprint(found[0]) == fingerprint(Bulk(100_000))
+        assert fingerprint(found[0]) == fingerprint(Bulk(200_000))
 
     def test_poll_finds_what_is_put_after_the_first_poll(self, ends: Ends) -> None:
         assert ends.consumer.poll("k") is NOT_READY

@@ -48,6 +48,12 @@ class Engine(ABC):
     piece_nbytes: ClassVar[int] = 0
     """Below this mean size of a piece, bytes, one read of everything and copies are faster than a read of pieces."""
 
+    eager_nbytes: int = 64 << 10
+    """A frame up to this size comes with the control channel's answer, which is faster than a read of its own; bytes.
+
+    At most 192 KiB: more does not fit into a unix socket's buffer, and waits for the control thread.
+    """
+
     progress_s: ClassVar[float | None] = None
     """How often `progress` must be called at a producer while a consumer reads from it, seconds; None: never."""
 

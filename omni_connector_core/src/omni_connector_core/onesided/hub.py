@@ -217,6 +217,11 @@ class Hub:
         self._current.engine.progress()
 
     @property
+    def eager_nbytes(self) -> int:
+        """See `Engine.eager_nbytes`."""
+        return self._current.engine.eager_nbytes
+
+    @property
     def progress_s(self) -> float | None:
         """See `Engine.progress_s`."""
         return self._current.engine.progress_s

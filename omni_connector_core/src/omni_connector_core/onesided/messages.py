@@ -26,7 +26,6 @@ import itertools
 import msgspec
 
 __all__ = [
-    "EAGER_NBYTES",
     "LEASE_S",
     "LOST_S",
     "MAX_MESSAGE_NBYTES",
@@ -65,9 +64,6 @@ PING_S = 1.0
 
 LOST_S = 5.0
 """A producer that leaves a question unanswered for this long is lost, seconds; longer than a short cut of the network."""
-
-EAGER_NBYTES = 64 << 10
-"""A frame up to this size comes with the answer (64 KB: 402 us to got, 503 by a read of its own; 200 KB: 839 and 558)."""
 
 LEASE_S = 10.0
 """A consumer that was silent for this long has lost its claims, seconds."""

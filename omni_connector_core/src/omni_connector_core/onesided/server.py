@@ -60,6 +60,10 @@ class Route(Protocol):
         """Its payloads."""
 
     @property
+    def eager_nbytes(self) -> int:
+        """The largest frame that comes with the answer, bytes."""
+
+    @property
     def progress_s(self) -> float | None:
         """How often `progress` wants to be called while a claim is out; None: never."""
 
@@ -346,7 +350,7 @@ class ControlServer:
 def _found(number: int, route: Route, claim: Claim[Region]) -> m.Found:
     """Say where a claimed payload lies, or, of a small one, what it is."""
     region, nbytes = claim.item, claim.nbytes
-    if nbytes <= m.EAGER_NBYTES:
+    if nbytes <= route.eager_nbytes:
         return m.Found(number, claim.number, "", region.address, nbytes, bytes(region.buffer()))
     name, _ = route.endpoint()
     return m.Found(number, claim.number, name, region.address, nbytes)

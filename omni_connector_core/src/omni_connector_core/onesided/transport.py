@@ -126,6 +126,11 @@ class OneSidedTransport(Transport):
         return self._ledger
 
     @property
+    def eager_nbytes(self) -> int:
+        """See `Engine.eager_nbytes`."""
+        return self._share().hub.eager_nbytes
+
+    @property
     def progress_s(self) -> float | None:
         """How often `progress` is to be called while a consumer reads, seconds."""
         return self._share().hub.progress_s

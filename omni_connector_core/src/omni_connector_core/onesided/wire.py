@@ -39,7 +39,7 @@ _REPLY_NBYTES = len(_MAGIC) + NAME_NBYTES + _NONCE_NBYTES + _PROOF_NBYTES
 _NO_PROOF = bytes(_PROOF_NBYTES)
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
-_READ_NBYTES = (64 << 10) + 4096
+_READ_NBYTES = (192 << 10) + 4096
 """A message with a frame of its own fits in: it is then read by one call, without a copy."""
 _KEEPALIVE_S = 30
 
