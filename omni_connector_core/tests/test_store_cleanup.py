@@ -16,8 +16,11 @@ from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.metadata import ANYWHERE
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.liveness import Process, this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.producer import ProducerEnd
+from omni_connector_core.store.records import Owned, pack
+from omni_connector_core.store.witness import PLACES
 
 
 @pytest.fixture
@@ -68,28 +71,77 @@ class Recorded:
         self.written.append((name, ttl_s))
         self._store.replace(name, data, ttl_s=ttl_s, deadline=deadline)
 
+    def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
+        self.written.append((name, ttl_s))
+        return bool(self._store.claim(name, data, ttl_s=ttl_s, deadline=deadline))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-def test_a_consumer_that_crashes_leaves_nothing_for_good(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def names(store: Any) -> Names:
+    return Names("ns", Edge("0", "1"), longest=store.longest_name)
+
+
+def witnesses(store: Any, names: Names) -> list[str]:
+    places = [names.witness(str(number)) for number in range(PLACES)]
+    return [place for place, there in zip(places, store.exist(places, deadline=Deadline(5)), strict=True) if there]
+
+
+def age(directory: Directory, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(directory._witness, "_at_s", directory._witness._at_s - seconds)
+
+
+def test_a_witness_expires_unless_it_is_renewed(store: Any, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(store)
-    directory = Directory(recorded, Names("ns", Edge("0", "1"), longest=store.longest_name))
+    directory = Directory(recorded, names)  # type: ignore[arg-type]
     directory.refresh(Deadline(5))
     directory.refresh(Deadline(5))
     [(witness, ttl_s)] = recorded.written
     assert 0 < ttl_s < float("inf")
-    monkeypatch.setattr(directory, "_witness_at_s", directory._witness_at_s - 0.6 * ttl_s)
+    age(directory, monkeypatch, 0.6 * ttl_s)
     directory.refresh(Deadline(5))
-    assert recorded.written == 2 * [(witness, ttl_s)]  # renewed
+    assert recorded.written == 2 * [(witness, ttl_s)]
+    assert witnesses(store, names) == [witness]
+    directory.close(Deadline(5))
+    assert witnesses(store, names) == []
 
 
-def test_a_witness_that_expired_is_not_taken_for_a_restart(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = Directory(store, Names("ns", Edge("0", "1"), longest=store.longest_name))
+def test_a_witness_that_expired_is_not_taken_for_a_restart(
+    store: Any, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(store, names)
     for age_s, restarted in ((7200.0, False), (10.0, True)):
         directory.refresh(Deadline(5))
-        assert directory._witness is not None
-        store.remove([directory._witness], deadline=Deadline(5))
-        monkeypatch.setattr(directory, "_witness_at_s", directory._witness_at_s - age_s)
+        store.remove(witnesses(store, names), deadline=Deadline(5))
+        age(directory, monkeypatch, age_s)
         directory.refresh(Deadline(5))
         assert (directory._restarted_s > 0) is restarted
+
+
+def test_anothers_witness_in_the_place_of_ones_own_tells_of_a_restart(store: Any, names: Names) -> None:
+    directory = Directory(store, names)
+    directory.refresh(Deadline(5))
+    [place] = witnesses(store, names)
+    store.replace(place, pack(Owned(this_process(), "another")), ttl_s=60, deadline=Deadline(5))
+    directory.refresh(Deadline(5))
+    assert directory._restarted_s > 0
+    directory.close(Deadline(5))
+    assert witnesses(store, names) == [place]
+
+
+@pytest.mark.parametrize("who", ["the next consumer", "a producer that closes"])
+def test_a_consumer_that_crashed_leaves_no_witness(store: Any, names: Names, who: str) -> None:
+    """Also in a store in which nothing expires."""
+    me = this_process()
+    for number, started in enumerate((me.started, me.started - 1)):
+        owned = pack(Owned(Process(me.host, me.pid, started), "nonce"))
+        store.replace(names.witness(str(number)), owned, ttl_s=0, deadline=Deadline(5))
+    if who == "the next consumer":
+        directory = Directory(store, names)
+        directory.refresh(Deadline(5))
+        directory.close(Deadline(5))
+    else:
+        ProducerEnd(store, Directory(store, names), Producer(), deadline=Deadline(5)).close(Deadline(5))
+    assert witnesses(store, names) == [names.witness("0")]

@@ -5,13 +5,11 @@ reaches `WINDOW` beyond the last one that it found taken. A producer is gone whe
 same host), when its slot is, or when its heartbeat did not rise for `SILENCE_S`.
 
 A store that was restarted has forgotten every slot, and producers claim new ones as soon as they notice. A consumer tells
-that from a producer's leaving by a witness, an object of its own that is there as long as the store remembers. The witness is
-renewed while the consumer looks, and expires by itself where the store can do that: one that crashes leaves nothing for good.
+that from a producer's leaving by its witness (`omni_connector_core.store.witness`).
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -24,13 +22,12 @@ from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import Beat, Slot, unpack
+from omni_connector_core.store.witness import Witness
 
 __all__ = ["Directory"]
 
 WINDOW = 32
 """Free slots that are looked at behind the last taken one: so many producers may leave at once and hide nobody."""
-WITNESS_TTL_S = 3600.0
-"""So long a witness stays in a store that expires by itself; it is renewed at half of that."""
 REJOIN_S = 15.0
 """How long producers have to claim new slots after the store was restarted, seconds; until then none is given up."""
 SILENCE_S = 5.0
@@ -68,8 +65,7 @@ class Directory:
         self._silent: set[str] = set()
         self._lost: dict[str, tuple[Producer, float]] = {}
         self._pulses: dict[str, _Pulse] = {}
-        self._witness: str | None = None
-        self._witness_at_s = -float("inf")
+        self._witness = Witness(store, names)
         self._restarted_s = -float("inf")
         self._began_s = -float("inf")
         self._refreshing = threading.Lock()
@@ -78,21 +74,22 @@ class Directory:
     def scan(self, deadline: Deadline) -> dict[int, Slot]:
         """Read every slot: 1 round trip to see which are taken, 1 to read those."""
         start, taken = 0, list[int]()
+        witness, witnessed = self._witness.name, False
         end = WINDOW
         while start < end:
             numbers = range(start, end)
             asked = [self.names.slot(n) for n in numbers]
-            if start == 0 and self._witness is not None:
-                asked.append(self._witness)
+            if start == 0 and witness is not None:
+                asked.append(witness)
             there = self._store.exist(asked, deadline=deadline)
-            if len(there) > len(numbers) and not there.pop():
-                self._witness = None
-                now = time.monotonic()
-                if now - self._witness_at_s < WITNESS_TTL_S:  # else it expired
-                    self._restarted_s = now
+            if len(there) > len(numbers):
+                witnessed = there.pop()
             taken += [n for n, exists in zip(numbers, there, strict=True) if exists]
             start, end = end, (taken[-1] if taken else -1) + 1 + WINDOW
-        data = load_readable(self._store, [self.names.slot(n) for n in taken], deadline)
+        asked = [self.names.slot(n) for n in taken] + ([] if witness is None else [witness])
+        data = load_readable(self._store, asked, deadline)
+        if witness is not None and self._witness.forgotten(witnessed, data.pop()):
+            self._restarted_s = time.monotonic()
         self._taken = set(taken)
         slots = {}
         for number, raw in zip(taken, data, strict=True):
@@ -118,11 +115,7 @@ class Directory:
             self._refreshing.release()
 
     def _refresh(self, deadline: Deadline) -> None:
-        now = time.monotonic()
-        if self._witness is None or WITNESS_TTL_S / 2 < now - self._witness_at_s < WITNESS_TTL_S:
-            witness = self._witness or self.names.witness(secrets.token_hex(8))
-            self._store.replace(witness, b"1", ttl_s=WITNESS_TTL_S, deadline=deadline)
-            self._witness, self._witness_at_s = witness, now
+        self._witness.keep(deadline)
         slots = self.scan(deadline)
         alive = {slot.incarnation: slot for slot in slots.values() if not self.gone(slot, deadline)}
         now = time.monotonic()
@@ -149,8 +142,7 @@ class Directory:
 
     def close(self, deadline: Deadline) -> None:
         """Take the witness away."""
-        if self._witness is not None:
-            self._store.remove([self._witness], deadline=deadline)
+        self._witness.close(deadline)
 
     def stale(self, age_s: float) -> bool:
         """Whether the last refresh is longer ago than `age_s`."""

@@ -4,7 +4,7 @@
 
     <scope>:s:<number>                      a producer's slot, through which consumers find it
     <scope>:n:<number>                      a notice of an abandoned request
-    <scope>:w:<random>                      a consumer's witness that the store was not restarted
+    <scope>:w:<number>                      a consumer's witness that the store was not restarted
     <scope>:o:<replica>:<rank>:<incarnation>:     prefix of everything else that a producer owns
         b                                   its heartbeat
         m, r:<mail>                         its mailbox, and an answer

@@ -31,7 +31,7 @@ from omni_connector_core.errors import (
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
-from omni_connector_core.store import notices
+from omni_connector_core.store import notices, witness
 from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
@@ -234,6 +234,7 @@ class ProducerEnd:
         names += [owner.descriptor(key) for key in {*book.live, *book.endings}]
         names += map(owner.abandoned, book.abandoned)
         self._remove(names, deadline)
+        witness.sweep(self._store, self._directory.names, deadline)
 
     # ---- endings and removal -----------------------------------------------------------------------------------
 

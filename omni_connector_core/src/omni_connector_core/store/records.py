@@ -9,7 +9,7 @@ import msgspec
 
 from omni_connector_core.store.liveness import Process
 
-__all__ = ["Beat", "Count", "Descriptor", "Mail", "Slot", "pack", "unpack"]
+__all__ = ["Beat", "Count", "Descriptor", "Mail", "Owned", "Slot", "pack", "unpack"]
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -46,6 +46,13 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     incarnation: str
     process: Process
+
+
+class Owned(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer's witness (`omni_connector_core.store.witness`)."""
+
+    process: Process
+    nonce: str
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):

@@ -6,8 +6,8 @@ Facts it rests on, measured with 0.3.13.post1 (`facts/mooncake`):
   ``MC_TRANSFER_TIMEOUT`` (30 s) says; the first contact with a peer does wait (61 s for a hung one).
 - A read polled without pause takes as long as ``transfer_sync_read`` (47 us for 1 KB), which spins too but cannot be left.
   Sleeping between polls wins from about 1 MiB on: 1.7 to 2.1 GB/s against 1.0 at 16 MiB and 0.4 at 256 MiB.
-- Up to 384 KiB a frame is here sooner with the control channel's answer than by a read of its own over TCP (put -> got, 60 KiB: 253 and
-  383 us; 192: 313 and 501; 384: 495 and 696), from 208 KiB on it no longer fits into a unix socket's buffer. Over RDMA nobody measured.
+- Over TCP a frame is here sooner with the control channel's answer than by a read of its own, up to 384 KiB (put -> got, 60 KiB: 253
+  and 383 us; 192: 313 and 501; 384: 495 and 696); 208 KiB no longer fit into a unix socket's buffer. Over RDMA nobody measured.
 - The status of a batch of several pieces is that of its first, and a batch of more than 2,048 is cut short: every piece is submitted
   as a batch of its own. A piece costs 25 to 50 us, so many small ones are read as a whole instead.
 - Status -1, and a read that was given up, prove nothing: bytes still arrive. Destroying the engine ends that. It waits, with the GIL
