@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Daemon", "DaemonSpec", "Service", "ServiceError", "free_ports", "start_with"]
+__all__ = ["Daemon", "DaemonSpec", "Service", "ServiceError", "before_stop", "free_ports", "start_with"]
 
 # Below the kernel's ephemeral range (32768 and up): no outgoing connection of anybody is given one of these.
 _PORTS = range(20000, 32768)
@@ -50,6 +50,18 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 # The death signal comes when the *thread* that forked ends, so one that ends with the process forks them all.
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="omni-connector-services")
+
+
+_releases: list[Callable[[], None]] = []
+
+
+def before_stop(release: Callable[[], None]) -> None:
+    """Have `release` called before a service of this process stops.
+
+    For a backend that stays connected when its last connector has closed: what nobody uses lets go while there is somebody to
+    say goodbye to. A vendor's client that is left behind waits for seconds, and complains.
+    """
+    _releases.append(release)
 
 
 class ServiceError(RuntimeError):
@@ -289,7 +301,10 @@ class Service:
         }
 
     def stop(self) -> None:
-        """Stop every daemon, the last started first, and remove the folder. Idempotent."""
+        """Let go what is connected and unused, stop every daemon, the last started first, and remove the folder. Idempotent."""
+        if any(daemon.running for daemon in self.daemons.values()):
+            for release in _releases:
+                release()
         for daemon in reversed(self.daemons.values()):
             daemon.stop()
         shutil.rmtree(self.directory, ignore_errors=True)

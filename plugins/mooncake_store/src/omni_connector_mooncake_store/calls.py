@@ -65,6 +65,12 @@ class Calls:
     def __init__(self, service: str) -> None:
         self._service = service
         self._idle: deque[SimpleQueue[_Job[Any]]] = deque()
+        self._under_way: set[object] = set()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a call has not ended, wherever it runs."""
+        return bool(self._under_way)
 
     def run(
         self,
@@ -87,7 +93,12 @@ class Calls:
             Raised when the call was still running at the deadline.
         """
         if deadline.remaining_s() >= longest_s:
-            return call()
+            token = object()
+            self._under_way.add(token)
+            try:
+                return call()
+            finally:
+                self._under_way.discard(token)
         job = self.start(call, late)
         if not job.bell.acquire(timeout=max(deadline.remaining_s(), SHORTEST_S)):
             with job.lock:
@@ -99,6 +110,7 @@ class Calls:
     def start(self, call: Callable[[], ResultT], late: Callable[[ResultT], None] = lambda _: None) -> _Job[ResultT]:
         """Run `call` in a helper thread."""
         job = _Job(call, late)
+        self._under_way.add(job)
         _running.add(job)
         try:
             worker = self._idle.pop()
@@ -120,6 +132,7 @@ class Calls:
 
     def _finish(self, job: _Job[Any]) -> None:
         job.run()
+        self._under_way.discard(job)
         _running.discard(job)
 
 

@@ -1,7 +1,8 @@
 """One client of the Mooncake Store for a process: connecting takes 50 ms, disconnecting two seconds, and each has 25 threads.
 
-Connectors with equal options share it. It is opened by the first and stays until the process ends; memory does not: the
-segments in which producers keep their payloads are mounted for each, and unmounted when the last has gone.
+Connectors with equal options share it. It is opened by the first and stays until the process ends, or stops the service that it
+started itself; memory does not: the segments in which producers keep their payloads are mounted for each, and unmounted when
+the last has gone.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from omni_connector_core.arena import Arena, HostMemory, Pool, Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_core.rdma import check_rdma
+from omni_connector_core.services import before_stop
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.calls import SHORTEST_S, Calls
 from omni_connector_mooncake_store.options import MooncakeStoreOptions, address, host_towards
 
-__all__ = ["Client", "shared_client"]
+__all__ = ["Client", "leave", "shared_client"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class Client:
         Whether it is the host's `mooncake_client`.
     staged
         Whether what is put must lie in the arena.
+    users
+        How many connectors use it.
     name
         How the master names this client's segments; None in mode ``shared``, where they are the `mooncake_client`'s.
     detail
@@ -76,6 +80,7 @@ class Client:
         self._mounted = self._reserved = 0
         self._late: list[Region] = []
         self._lock = threading.Lock()
+        self.users = 0
         self.name: str | None = None
         self._connect(deadline)
 
@@ -143,6 +148,15 @@ class Client:
         if code:
             raise sdk.error("register_buffer", code)
         return arena
+
+    def close(self) -> bool:
+        """Disconnect, unless that is not safe: Mooncake crashes on a call after its end. Takes up to 2 s, with the GIL held."""
+        with self._lock:
+            views = self.shared and (self._retired or self.used_bytes)  # of memory that would go
+            if self.users or self.calls.under_way or views:
+                return False
+            self.sdk.close()
+            return True
 
     # ---- calls
 
@@ -308,4 +322,21 @@ def shared_client(options: MooncakeStoreOptions, deadline: Deadline) -> Client:
     with _clients_lock:
         if key not in _clients:
             _clients[key] = Client(options, deadline)
+        _clients[key].users += 1
         return _clients[key]
+
+
+def leave(client: Client) -> None:
+    """Undo `shared_client`."""
+    with _clients_lock:
+        client.users -= 1
+
+
+def _release() -> None:
+    with _clients_lock:
+        for key, client in list(_clients.items()):
+            if key[0] == os.getpid() and client.close():
+                del _clients[key]
+
+
+before_stop(_release)

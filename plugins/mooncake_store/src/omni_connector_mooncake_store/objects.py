@@ -30,7 +30,7 @@ from omni_connector_core.memcpy import copy, region
 from omni_connector_core.store import SMALL_NBYTES, NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
 from omni_connector_mooncake_store import sdk
-from omni_connector_mooncake_store.client import Client
+from omni_connector_mooncake_store.client import Client, leave
 from omni_connector_mooncake_store.sdk import CALL_S, TRANSFER_S
 
 __all__ = ["MooncakeObjects"]
@@ -279,6 +279,7 @@ class MooncakeObjects(ObjectStore):
         self._closed = True
         with contextlib.suppress(BackendUnavailableError):
             self._client.unreserve(self._reserved, Deadline(CLOSE_S))
+        leave(self._client)
 
     # ---- calls
 

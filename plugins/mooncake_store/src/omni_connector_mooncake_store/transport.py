@@ -7,8 +7,9 @@ from dataclasses import replace
 from omni_connector_core.capabilities import Capabilities
 from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
+from omni_connector_core.errors import OmniConnectorError
 from omni_connector_core.store import ObjectStore, StoreTransport
-from omni_connector_mooncake_store.client import shared_client
+from omni_connector_mooncake_store.client import leave, shared_client
 from omni_connector_mooncake_store.objects import MooncakeObjects
 from omni_connector_mooncake_store.options import MooncakeStoreOptions
 
@@ -27,9 +28,14 @@ class MooncakeStoreTransport(StoreTransport):
             self.capabilities = replace(self.capabilities, loopback_only=True)
 
     def _connect(self, *, deadline: Deadline) -> ObjectStore:
-        return MooncakeObjects(
-            shared_client(self.options, deadline),
-            capacity_bytes=self.options.capacity_bytes,
-            produces=self.context.role is not Role.CONSUMER,
-            deadline=deadline,
-        )
+        client = shared_client(self.options, deadline)
+        try:
+            return MooncakeObjects(
+                client,
+                capacity_bytes=self.options.capacity_bytes,
+                produces=self.context.role is not Role.CONSUMER,
+                deadline=deadline,
+            )
+        except OmniConnectorError:
+            leave(client)
+            raise
