@@ -148,6 +148,30 @@ def test_a_killed_owner_is_lost_within_seconds_and_new_puts_do_not_land_on_it(se
     assert ends.consumer.cleanup("k") == 0
 
 
+def test_a_producer_that_was_silent_for_too_long_is_found_again(own_ends):
+    """The master drops what it had put; it lives, and goes on by itself."""
+    with start(client_ttl_s=2) as service:
+        ends = own_ends(service)
+        metadata = ends.producer.put("before", 1)
+        ends.producer.put("first", 1)
+        ends.consumer.get("first")
+        process = ends.process(ends.producer)
+        process.pause()
+        try:
+            error, _ = timed(ends.consumer, "get", "never put", timeout=40.0)
+        finally:
+            process.resume()
+        assert isinstance(error, PeerLostError)
+        assert "lives" in str(error)
+        assert "--client_ttl" in str(error)
+        new = ends.producer.put("after", 2, timeout=30.0)
+        assert ends.consumer.get("after", new, timeout=30.0) == 2
+        ends.producer.put("by key", 3, timeout=30.0)
+        assert ends.consumer.get("by key", timeout=30.0) == 3
+        error, _ = timed(ends.consumer, "get", "before", metadata, timeout=30.0)
+        assert isinstance(error, PeerLostError)
+
+
 def test_an_owner_that_closes_takes_its_payloads_along(service, own_ends):
     ends = own_ends(service)
     metadata = ends.producer.put("k", 1)

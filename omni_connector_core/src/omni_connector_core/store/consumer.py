@@ -27,7 +27,7 @@ from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Where
 from omni_connector_core.store import notices, tickets
 from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
-from omni_connector_core.store.directory import Directory
+from omni_connector_core.store.directory import Directory, loss
 from omni_connector_core.store.names import Owner
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.reading import load_readable
@@ -121,7 +121,7 @@ class ConsumerEnd:
                 break
         lost = directory.lost(wanted, since_s=time.monotonic() - LOSS_S)
         if lost is not None:
-            raise PeerLostError(f"the process of {lost} died, or closed its end")
+            raise loss(lost)
         return None
 
     def _missing(self, key: Key, slot: Slot, deadline: Deadline) -> Memory | None:
@@ -132,7 +132,7 @@ class ConsumerEnd:
         if self.directory.stale(REFRESH_S):
             self.directory.refresh(deadline)
         if self.directory.left(slot):
-            raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died, or closed its end")
+            raise loss(slot)
         return None
 
     def _look(self, key: Key, slots: Sequence[Slot], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError
+from omni_connector_core.errors import BackendUnavailableError, PeerLostError
 from omni_connector_core.key import Producer
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
@@ -24,7 +24,7 @@ from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import Beat, Slot, unpack
 from omni_connector_core.store.witness import Witness
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "loss"]
 
 WINDOW = 32
 """Free slots that are looked at behind the last taken one: so many producers may leave at once and hide nobody."""
@@ -63,7 +63,7 @@ class Directory:
         self._alive: list[Producer] = []
         self._seen: dict[str, Slot] = {}
         self._silent: set[str] = set()
-        self._lost: dict[str, tuple[Producer, float]] = {}
+        self._lost: dict[str, tuple[Slot, float]] = {}
         self._pulses: dict[str, _Pulse] = {}
         self._witness = Witness(store, names)
         self._restarted_s = -float("inf")
@@ -122,7 +122,7 @@ class Directory:
         with self._lock:
             for incarnation, slot in self._seen.items():
                 if incarnation not in alive and incarnation not in self._lost and self._left(slot, slots):
-                    self._lost[incarnation] = Producer(slot.replica, slot.rank), now
+                    self._lost[incarnation] = slot, now
             for incarnation, slot in alive.items():
                 self._lost.pop(incarnation, None)
                 if slot.process.here() or self._pulses[incarnation].risen:
@@ -158,14 +158,14 @@ class Directory:
         slots = list(self.known.values())
         return [s for s in slots if wanted is None or (s.replica, s.rank) == wanted]
 
-    def lost(self, wanted: Producer | None, since_s: float) -> Producer | None:
+    def lost(self, wanted: Producer | None, since_s: float) -> Slot | None:
         """Return a producer that this process saw alive and then saw go, after `since_s`, when none is left to wait for."""
         with self._lock:
             if any(wanted in (None, producer) for producer in self._alive):
                 return None
-            for producer, when_s in self._lost.values():
-                if wanted in (None, producer) and when_s >= since_s:
-                    return producer
+            for slot, when_s in self._lost.values():
+                if wanted in (None, (slot.replica, slot.rank)) and when_s >= since_s:
+                    return slot
         return None
 
     def gone(self, slot: Slot, deadline: Deadline) -> bool:
@@ -187,3 +187,15 @@ class Directory:
             silent = now - pulse.since_s > SILENCE_S
             (self._silent.add if silent else self._silent.discard)(slot.incarnation)
             return silent
+
+
+def loss(slot: Slot) -> PeerLostError:
+    """Return the error that says what is known of a producer that is not there any more."""
+    who, process = f"replica {slot.replica} rank {slot.rank}", slot.process
+    if process.here() and not process.dead():
+        return PeerLostError(
+            f"{who} closed its end, or the store dropped its payloads: its process {process.pid} lives, but may have been silent for "
+            "too long",
+            hint="If it was stopped or starved: it comes back by itself; let the store wait longer (Mooncake: --client_ttl)",
+        )
+    return PeerLostError(f"the process of {who} died, or closed its end")

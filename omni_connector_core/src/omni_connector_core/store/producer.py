@@ -415,14 +415,20 @@ class ProducerEnd:
         with self._recovering:
             if self._store.exist([self._slot_name], deadline=deadline)[0]:
                 return  # another thread was faster
-            log.warning("the store lost this producer's entry; joining it anew")
+            log.warning(
+                "the store lost this producer's entry (restarted, or this process was silent too long): joining it anew"
+            )
             entries = self.book.entries()
             there = self._exist([self.owner.data(entry.generation) for entry in entries], deadline)
             lost = {entry.key: entry for entry, exists in zip(entries, there, strict=True) if not exists}
             with self.book.changing_idle(lost) as held:  # what is just being put anew needs no telling
                 for key in held:
                     if self.book.live.get(key) is lost[key]:
-                        self._tell(key, PeerLostError("the store lost it"), deadline)
+                        self._tell(
+                            key,
+                            PeerLostError("the store lost it: it was restarted, or took the producer for dead"),
+                            deadline,
+                        )
                         self._tickets.take(lost[key].generation)
                         self.book.end(key)
             self._beat(deadline)

@@ -21,7 +21,7 @@ def start(
     mode: str = "client",
     host: str = "127.0.0.1",
     lease_s: float = 10.0,
-    client_ttl_s: int = 5,
+    client_ttl_s: int = 30,
     shared_bytes: int | str = "1GiB",
     ports: Sequence[int] | None = None,
 ) -> Service:
@@ -36,7 +36,8 @@ def start(
     lease_s
         For how long a read protects its object, seconds; a slower transfer fails.
     client_ttl_s
-        Seconds after which a client that does not ping is dead, and its objects gone.
+        Seconds after which a client that does not ping is dead, and its objects gone: so long a process may be stopped or starved,
+        or the network cut, without losing payloads.
     shared_bytes
         Memory of the `mooncake_client`.
     ports
