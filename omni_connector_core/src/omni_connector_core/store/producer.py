@@ -35,16 +35,16 @@ from omni_connector_core.store import notices, witness
 from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
+from omni_connector_core.store.mailbox import Mailbox
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
-from omni_connector_core.store.records import Beat, Count, Descriptor, Mail, Slot, pack, unpack
+from omni_connector_core.store.presence import BEAT_S, Presence
+from omni_connector_core.store.records import Descriptor, Slot, pack
 from omni_connector_core.store.tickets import Tickets
 
 __all__ = ["ProducerEnd"]
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
-"""Longest time between two heartbeats, seconds."""
 BUSY_TICK_S, TICK_S = 0.05, 0.25
 """How often the keeper looks into its mailbox, with payloads pending and without; a consumer's cleanup waits for that."""
 IDLE_S = 5.0
@@ -76,15 +76,12 @@ class ProducerEnd:
         self.book = Book()
         self._tickets = Tickets(self.slot, wanted=store.tickets)
         self._handed_over: list[int] = []
-        self._beats = 0
-        self._beat_at_s = 0.0
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._tick_at_s = self._settled_s = 0.0
-        self._answers: dict[str, float] = {}
         self._recovering = threading.Lock()
-        self._beat(deadline)
-        self._slot_name = self._join(deadline)
+        self._presence = Presence(store, directory, self.slot, self.owner, deadline=deadline)
+        self._mailbox = Mailbox(store, self.owner)
         for request_id in notices.read(store, directory.names, deadline):
             self.book.abandon(request_id)
         self._keeper = threading.Thread(target=self._keep, name="omni-connector-store-keeper", daemon=True)
@@ -191,7 +188,7 @@ class ProducerEnd:
         there: list[bool] = []
         for start in range(0, len(entries), BATCH):
             names = [self.owner.data(entry.generation) for entry in entries[start : start + BATCH]]
-            *found, known = self._store.exist([*names, self._slot_name], deadline=deadline)
+            *found, known = self._store.exist([*names, self._presence.slot_name], deadline=deadline)
             if not known:  # nothing was read: the store forgot everything
                 self._recover(deadline)
                 return
@@ -222,14 +219,7 @@ class ProducerEnd:
         owner, book = self.owner, self.book
         entries = book.entries()
         self._tickets.close()
-        names = [
-            self._slot_name,
-            owner.beat,
-            owner.mailbox,
-            owner.wanted,
-            owner.handed_over,
-            *map(owner.answer, self._answers),
-        ]
+        names = [self._presence.slot_name, owner.beat, owner.wanted, owner.handed_over, *self._mailbox.names()]
         names += [name for entry in entries for name in self._names(entry)]
         names += [owner.descriptor(key) for key in {*book.live, *book.endings}]
         names += map(owner.abandoned, book.abandoned)
@@ -313,26 +303,7 @@ class ProducerEnd:
         for start in range(0, len(names), BATCH):
             self._store.remove(names[start : start + BATCH], deadline=deadline)
 
-    # ---- joining, and the keeper -------------------------------------------------------------------------------
-
-    def _join(self, deadline: Deadline) -> str:
-        """Claim a slot, and clear up after an earlier incarnation of this replica and rank."""
-        store, directory, slot = self._store, self._directory, self.slot
-        for number, other in directory.scan(deadline).items():
-            same = (other.replica, other.rank) == (slot.replica, slot.rank)
-            if same and other.incarnation != slot.incarnation and directory.gone(other, deadline):
-                self._remove([directory.names.slot(number)], deadline)
-                prefix = directory.names.owner(Producer(other.replica, other.rank), other.incarnation).prefix
-                store.purge(prefix, deadline=deadline)
-        number = 0
-        while not store.claim(directory.names.slot(number), pack(slot), ttl_s=0, deadline=deadline):
-            number += 1
-        return directory.names.slot(number)
-
-    def _beat(self, deadline: Deadline) -> None:
-        self._beats += 1
-        self._store.replace(self.owner.beat, pack(Beat(self._beats)), ttl_s=0, deadline=deadline)
-        self._beat_at_s = time.monotonic()
+    # ---- the keeper -------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Beat, answer mail, forget what was read, end what expired; in a thread of its own.
@@ -360,14 +331,13 @@ class ProducerEnd:
 
     def _tick(self, deadline: Deadline) -> None:
         now = time.monotonic()
-        asked = [self._slot_name, self.owner.mailbox, self.owner.wanted]
+        asked = [self._presence.slot_name, self.owner.mailbox, self.owner.wanted]
         slot_there, mail_there, wanted = self._store.exist(asked, deadline=deadline)
         if not slot_there:
             self._recover(deadline)
-        if now - self._beat_at_s >= BEAT_S * 0.9:
-            self._beat(deadline)
+        self._presence.tend(deadline)
         if mail_there:
-            self._answer(deadline)
+            self._mailbox.answer(lambda request_id: self.cleanup(request_id, deadline=deadline), deadline)
         if wanted:
             self._hand_over(deadline)
         entries = self.book.entries()
@@ -382,23 +352,7 @@ class ProducerEnd:
         self._remove([self.owner.abandoned(request_id) for request_id in requests], deadline)
         for request_id in requests:
             self.book.readmit(request_id)
-        old = [mail for mail, until_s in self._answers.items() if until_s <= now]
-        if old:
-            self._remove([self.owner.answer(mail) for mail in old], deadline)
-            for mail in old:
-                del self._answers[mail]
-
-    def _answer(self, deadline: Deadline) -> None:
-        (data,) = self._store.load([self.owner.mailbox], deadline=deadline)
-        mail = unpack(data, Mail)
-        if mail is not None:
-            count = self.cleanup(mail.request_id, deadline=deadline)
-            self._store.claim(
-                self.owner.answer(mail.id), pack(Count(count)), ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline
-            )
-            self._answers[mail.id] = time.monotonic() + SLACK_S
-        if data is not None:
-            self._store.remove([self.owner.mailbox], deadline=deadline)
+        self._mailbox.tidy(deadline)
 
     def _hand_over(self, deadline: Deadline) -> None:
         """Let the store decide about all reads, now that somebody comes who cannot see the tickets."""
@@ -413,7 +367,7 @@ class ProducerEnd:
     def _recover(self, deadline: Deadline) -> None:
         """Join anew: the store was restarted, or had taken this process for dead; first tell what it lost."""
         with self._recovering:
-            if self._store.exist([self._slot_name], deadline=deadline)[0]:
+            if self._store.exist([self._presence.slot_name], deadline=deadline)[0]:
                 return  # another thread was faster
             log.warning(
                 "the store lost this producer's entry (restarted, or this process was silent too long): joining it anew"
@@ -431,8 +385,7 @@ class ProducerEnd:
                         )
                         self._tickets.take(lost[key].generation)
                         self.book.end(key)
-            self._beat(deadline)
-            self._slot_name = self._join(deadline)
+            self._presence.join(deadline)
 
 
 def _end(closing: threading.Event, wake: threading.Event, keeper: threading.Thread) -> None:
