@@ -8,6 +8,9 @@ Memory: what this process puts lies hard-pinned in its own segment, written by o
 buffers (TCP), or from registered memory (RDMA, and mode ``shared``, where it costs a copy into the shared pool). What it
 reads arrives in its `Arena`, registered once, and is handed out without a copy.
 
+A read in mode ``shared`` is decided by a ticket where that is in sight: `take` is a request to the `mooncake_client`, 0.25 ms where
+`read` takes 1.7 at 16 MB. What was read is removed by a helper thread.
+
 Copies per transfer: client over TCP 1 + the network's; ``shared`` 3 (pool, segment, pool), each at memcpy speed.
 """
 
