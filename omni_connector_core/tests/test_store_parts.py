@@ -1,5 +1,6 @@
 """The parts of the store protocol that need no store: names, records, liveness, the producer's book."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import pytest
 from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.store.book import Book, Entry
-from omni_connector_core.store.liveness import Process, this_process
+from omni_connector_core.store.liveness import Process, forget, this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.records import Beat, Descriptor, Mail, Slot, pack, unpack
 
@@ -152,3 +153,14 @@ def test_a_key_is_changed_by_one_at_a_time_and_the_idle_ones_can_be_had_at_once(
     assert order == ["first", "second"]
     with book.changing_idle([a, b]) as held:
         assert held == [a, b]
+
+
+def test_processes_that_were_asked_for_leave_no_descriptor():
+    def watched():
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum("pidfd" in os.readlink(link) for link in links if os.path.islink(link))
+
+    assert not this_process().dead()
+    assert watched() >= 1
+    forget()
+    assert watched() == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Process", "this_process"]
+__all__ = ["Process", "forget", "this_process"]
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +81,11 @@ class _Watch:
 @functools.lru_cache(maxsize=64)
 def _watch(process: Process) -> _Watch:
     return _Watch(process)
+
+
+def forget() -> None:
+    """Let go of the processes that were asked for; for who needs them no more. Others look them up again."""
+    _watch.cache_clear()
 
 
 @functools.cache

@@ -54,6 +54,7 @@ from omni_connector_core.errors import BackendUnavailableError, ClosedError, Omn
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
+from omni_connector_core.store import liveness
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names
@@ -170,6 +171,7 @@ class StoreTransport(Transport):
                     consumer.directory.close(Deadline(CLOSE_S))
             if store is not None:
                 store.close()
+            liveness.forget()
 
     # ---- opening
 
