@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omni_connector_core.services import DaemonSpec, Service, ServiceError, free_ports, start_with
+from omni_connector_core.services import DaemonSpec, Service, ServiceError, before_stop, free_ports, start_with
 
 ECHO = """
 import socket, sys
@@ -70,6 +70,17 @@ def test_a_service_runs_offers_its_options_and_leaves_nothing() -> None:
     assert not daemon.running
     assert not service.directory.exists()
     service.stop()
+
+
+def test_what_is_connected_is_let_go_while_the_daemons_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_connector_core.services._releases", [])
+    (port,) = free_ports(1)
+    seen = []
+    before_stop(lambda: seen.append(listens(port)))
+    with Service("demo") as service:
+        service.launch(echo(port))
+    service.stop()
+    assert seen == [True]
 
 
 def test_a_daemon_that_exits_at_once_is_reported_with_its_log() -> None:

@@ -325,3 +325,21 @@ def test_a_process_that_forgets_to_close_ends_without_a_crash(mooncake_service):
     for _ in range(3):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+GOODBYE = """
+from omni_connector_core import create_connector
+from omni_connector_mooncake_store.service import start
+with start() as service:
+    with create_connector("mooncake_store", service.config(), namespace="goodbye") as conn:
+        conn.put("k", 1)
+        assert conn.get("k") == 1
+"""
+
+
+def test_a_process_that_stops_its_own_service_ends_without_complaints():
+    """A client that is left behind pings the master that is gone, and says so until the process ends."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", GOODBYE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "ping" in line or "unmount" in line] == []

@@ -88,6 +88,13 @@ def test_rdma_without_the_adapter_is_an_error_that_names_it_at_once(connect, ada
     assert time.monotonic() - began_s < 30  # no waiting brings an adapter
 
 
+@observes("protocol")
+def test_tcp_is_forced_as_mooncake_takes_an_adapter_that_it_finds(connect, monkeypatch):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    connect(host="127.0.0.3").put("k", 1)
+    assert os.environ["MC_FORCE_TCP"] == "1"
+
+
 @observes("arena_bytes")
 def test_what_is_larger_than_the_arena_cannot_be_received(connect):
     payload = np.zeros(40 << 20, np.uint8)

@@ -87,6 +87,12 @@ def test_a_description_that_is_none_is_refused(sides):
         sides[1].engine.connect(b"\x93garbage")
 
 
+def test_tcp_is_forced_as_mooncake_takes_an_adapter_that_it_finds(monkeypatch):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    MooncakeEngine("127.0.0.1", "tcp", "").close()
+    assert os.environ["MC_FORCE_TCP"] == "1"
+
+
 def test_the_end_of_an_engine_does_not_stop_the_other_threads():
     """Without help it holds the GIL for up to a second, while its thread that accepts handshakes sleeps."""
     pauses = []
