@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import time
 import weakref
 from pathlib import Path
 
@@ -36,9 +37,12 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
         if not self.here():
             return False
         try:
-            return _watch(self).ended()
+            _watch(self).look()
+        except ProcessLookupError:
+            return True
         except OSError:  # no descriptor is left, or a sandbox forbids this one
             return _started(self.pid) != self.started
+        return False
 
     def here(self) -> bool:
         """Whether it is, or was, a process that this one can see."""
@@ -51,31 +55,39 @@ def this_process() -> Process:
     return Process(_host(), pid, _started(pid) or 0)
 
 
+LOOK_S = 1.0
+"""How often a process is looked up all the same, seconds."""
+
+
 class _Watch:
-    """Sees a process of this host end. Thread-safe."""
+    """Sees a process of this host end. Thread-safe.
+
+    A vendor's SDK in this process may close a descriptor that is not its own: so what this one says is confirmed by a look-up, and
+    what it does not say is not believed for long.
+
+    Raises
+    ------
+    ProcessLookupError
+        It has ended.
+    """
 
     def __init__(self, process: Process) -> None:
-        self._ended = True
-        try:
-            self._fd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            return
+        self._process = process
+        self._fd = os.pidfd_open(process.pid)
         self._close = weakref.finalize(self, os.close, self._fd)
         self._close.atexit = False
-        if _started(process.pid) == process.started:
-            self._ended = False
-        else:
-            self._close()
+        self._looked_s = -float("inf")
+        self.look()
 
-    def ended(self) -> bool:
-        """Whether it has."""
-        if not self._ended:
-            poll = select.poll()  # one cannot be used by two threads
-            poll.register(self._fd, select.POLLIN)
-            if poll.poll(0):
-                self._ended = True
-                self._close()
-        return self._ended
+    def look(self) -> None:
+        """See whether it has ended."""
+        now = time.monotonic()
+        poll = select.poll()  # one cannot be used by two threads
+        poll.register(self._fd, select.POLLIN)
+        if now - self._looked_s > LOOK_S or poll.poll(0):
+            if _started(self._process.pid) != self._process.started:
+                raise ProcessLookupError(f"process {self._process.pid} has ended")
+            self._looked_s = now
 
 
 @functools.lru_cache(maxsize=64)
