@@ -5,8 +5,9 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
+from omni_connector_core.claim import Claim
 from omni_connector_core.key import Key
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 
 REQUESTS = 20_000
 FEW_BYTES = 1 << 20

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from omni_connector_core import Key
+from omni_connector_core.claim import Claim
 from omni_connector_core.errors import OmniConnectorError, PayloadExpiredError
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 
 KEY = Key("k")
 

@@ -15,8 +15,9 @@ from omni_connector_core import (
     ProducerFailedError,
     RequestAbandonedError,
 )
+from omni_connector_core.claim import Claim
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 
 KEYS = st.sampled_from([Key("r"), Key("r", 1)])  # few, so that rules meet
 SELDOM = st.sampled_from([True, False, False, False])

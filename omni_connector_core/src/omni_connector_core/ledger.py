@@ -20,10 +20,10 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic
 
+from omni_connector_core.claim import Claim, Entry, ItemT, Pending, Reader
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     OmniConnectorError,
@@ -36,76 +36,10 @@ from omni_connector_core.errors import (
 from omni_connector_core.key import Key
 from omni_connector_core.recent import MEMORY_OF_ENDINGS_S, Recent
 
-__all__ = ["Claim", "Ledger", "Pending"]
+__all__ = ["Ledger"]
 
-ItemT = TypeVar("ItemT")
-Reader = Hashable
 STALE_EXPIRIES = 1000
 """So many expiries of payloads that are gone may stand in the book, beside one for each live payload."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry(Generic[ItemT]):
-    key: Key
-    item: ItemT
-    nbytes: int
-    generation: int
-    unclaimed: int
-    born_s: float
-    expires_s: float
-    out: int = 0
-    dropped: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Claim(Generic[ItemT]):
-    """One reader's right to one read of a payload, held until `Ledger.release`.
-
-    Attributes
-    ----------
-    number
-        Names the claim in messages.
-    item
-        The backend's handle on the payload's memory, which stays as it is while the claim is out.
-    """
-
-    number: int
-    reader: Reader
-    entry: _Entry[ItemT]
-
-    @property
-    def item(self) -> ItemT:
-        """The backend's handle on the payload's memory."""
-        return self.entry.item
-
-    @property
-    def key(self) -> Key:
-        """The payload's key."""
-        return self.entry.key
-
-    @property
-    def generation(self) -> int:
-        """Which put of the key this is; rises with every put of this producer."""
-        return self.entry.generation
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the payload's frame in bytes."""
-        return self.entry.nbytes
-
-    @property
-    def expires_s(self) -> float:
-        """When the payload expires, if it is unread by then (monotonic clock)."""
-        return self.entry.expires_s
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Unread payloads: how many, how old the oldest is (seconds), how many bytes."""
-
-    count: int
-    oldest_age_s: float
-    nbytes: int
 
 
 Deliver = Callable[["Claim[ItemT] | OmniConnectorError"], None]
@@ -128,7 +62,7 @@ class Ledger(Generic[ItemT]):
         self._changed = threading.Condition(self._lock)
         self._watchers = 0
         self._numbers = itertools.count(1)
-        self._live: dict[Key, _Entry[ItemT]] = {}
+        self._live: dict[Key, Entry[ItemT]] = {}
         self._by_request: dict[str, set[Key]] = {}
         self._claims: dict[int, Claim[ItemT]] = {}
         self._waiters: dict[Key, dict[Reader, Deliver[ItemT]]] = {}
@@ -175,7 +109,7 @@ class Ledger(Generic[ItemT]):
             if self._endings:
                 self._endings.pop(key, None)
             generation = next(self._numbers)
-            entry = _Entry(key, item, nbytes, generation, readers, now, now + ttl_s)
+            entry = Entry(key, item, nbytes, generation, readers, now, now + ttl_s)
             waiters = self._waiters.get(key)
             if waiters:
                 while waiters and entry.unclaimed:
@@ -289,11 +223,7 @@ class Ledger(Generic[ItemT]):
     def cancel(self, key: Key, reader: Reader) -> None:
         """Stop waiting; harmless when the reader does not."""
         with self._lock:
-            waiters = self._waiters.get(key)
-            if waiters is not None:
-                waiters.pop(reader, None)
-                if not waiters:
-                    del self._waiters[key]
+            self._stop_waiting(key, reader)
 
     def release(self, number: int, *, unread: bool = False) -> None:
         """End a claim; one that was ended before is ignored.
@@ -304,41 +234,20 @@ class Ledger(Generic[ItemT]):
             The reader did not use it: the read goes to whoever asks next.
         """
         freed: list[ItemT] = []
-        handover = None
+        deliver: Deliver[ItemT] | None = None
         with self._lock:
             claim = self._claims.pop(number, None)
             if claim is None:
                 return
             entry = claim.entry
             entry.out -= 1
-            if unread and self._revive(entry):
-                waiters = self._waiters.get(entry.key)
-                if waiters:
-                    reader = next(iter(waiters))
-                    handover = (waiters.pop(reader), self._claim(entry, reader))
-                    if not waiters:
-                        del self._waiters[entry.key]
+            if unread and self._revive(entry) and entry.key in self._waiters:
+                reader = next(iter(self._waiters[entry.key]))
+                deliver, claim = self._stop_waiting(entry.key, reader), self._claim(entry, reader)
             self._settle(entry, freed)
         self._give_back(freed)
-        if handover:
-            handover[0](handover[1])
-
-    def drop_reader(self, reader: Reader, *, unread: Callable[[Claim[ItemT]], bool] = lambda _: False) -> None:
-        """End everything a reader holds or waits for: it died or left.
-
-        Parameters
-        ----------
-        unread
-            Says of a claim whether the reader never got to see it; such a read goes to whoever asks next.
-        """
-        with self._lock:
-            for key in [key for key, waiters in self._waiters.items() if reader in waiters]:
-                self._waiters[key].pop(reader)
-                if not self._waiters[key]:
-                    del self._waiters[key]
-            claims = [claim for claim in self._claims.values() if claim.reader == reader]
-        for claim in claims:
-            self.release(claim.number, unread=unread(claim))
+        if deliver is not None:
+            deliver(claim)
 
     def awaited(self, key: Key) -> bool:
         """Whether a reader waits for the key."""
@@ -395,7 +304,17 @@ class Ledger(Generic[ItemT]):
         _, (error, message) = ending
         return error(message)
 
-    def _revive(self, entry: _Entry[ItemT]) -> bool:
+    def _stop_waiting(self, key: Key, reader: Reader) -> Deliver[ItemT] | None:
+        """Take a waiter out of the book; what would have told it, None if it does not wait."""
+        waiters = self._waiters.get(key)
+        if waiters is None:
+            return None
+        deliver = waiters.pop(reader, None)
+        if not waiters:
+            del self._waiters[key]
+        return deliver
+
+    def _revive(self, entry: Entry[ItemT]) -> bool:
         """Give a read back to a payload, unless it was dropped or its key has moved on meanwhile."""
         key = entry.key
         live = self._live.get(key)
@@ -406,7 +325,7 @@ class Ledger(Generic[ItemT]):
             self._enliven(entry)
         return True
 
-    def _enliven(self, entry: _Entry[ItemT]) -> None:
+    def _enliven(self, entry: Entry[ItemT]) -> None:
         """Let a payload lie in wait for whoever asks."""
         key = entry.key
         self._live[key] = entry
@@ -417,14 +336,14 @@ class Ledger(Generic[ItemT]):
             keys.add(key)
         heapq.heappush(self._expiries, (entry.expires_s, entry.generation, key))
 
-    def _claim(self, entry: _Entry[ItemT], reader: Reader) -> Claim[ItemT]:
+    def _claim(self, entry: Entry[ItemT], reader: Reader) -> Claim[ItemT]:
         """Give a read of a payload that lies in wait."""
         claim = self._issue(entry, reader)
         if not entry.unclaimed:
             self._bury(entry)
         return claim
 
-    def _issue(self, entry: _Entry[ItemT], reader: Reader) -> Claim[ItemT]:
+    def _issue(self, entry: Entry[ItemT], reader: Reader) -> Claim[ItemT]:
         entry.unclaimed -= 1
         entry.out += 1
         claim = Claim(next(self._numbers), reader, entry)
@@ -448,14 +367,14 @@ class Ledger(Generic[ItemT]):
             deliver(error(message))
         return count
 
-    def _drop(self, entry: _Entry[ItemT], freed: list[ItemT]) -> None:
+    def _drop(self, entry: Entry[ItemT], freed: list[ItemT]) -> None:
         """Take a live payload out of reach; its memory follows when the last claim on it ends."""
         entry.dropped = True
         entry.unclaimed = 0
         self._bury(entry)
         self._settle(entry, freed)
 
-    def _bury(self, entry: _Entry[ItemT]) -> None:
+    def _bury(self, entry: Entry[ItemT]) -> None:
         """Forget a key whose payload nobody can claim any more."""
         del self._live[entry.key]
         keys = self._by_request[entry.key.request_id]
@@ -465,7 +384,7 @@ class Ledger(Generic[ItemT]):
         if self._watchers:
             self._changed.notify_all()
 
-    def _settle(self, entry: _Entry[ItemT], freed: list[ItemT]) -> None:
+    def _settle(self, entry: Entry[ItemT], freed: list[ItemT]) -> None:
         if not entry.unclaimed and not entry.out:
             freed.append(entry.item)
 

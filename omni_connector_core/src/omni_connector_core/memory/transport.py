@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_connector_core.capabilities import Capabilities, Usage
+from omni_connector_core.claim import Claim
 from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
@@ -24,7 +25,7 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Edge, Key
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 from omni_connector_core.metadata import Where
 from omni_connector_core.options import Options, byte_size, option
 from omni_connector_core.recent import Recent

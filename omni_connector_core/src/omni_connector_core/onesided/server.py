@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from omni_connector_core.arena import Region
+from omni_connector_core.claim import Claim
 from omni_connector_core.errors import CapacityError, InvalidKeyError, OmniConnectorError, PeerLostError
 from omni_connector_core.key import Key, as_key
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 from omni_connector_core.onesided import messages as m
 from omni_connector_core.onesided.discovery import sweep
 from omni_connector_core.onesided.early import Early

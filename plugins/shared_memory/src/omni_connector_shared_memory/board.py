@@ -112,8 +112,9 @@ class Board:
         self.bytes[WANTED] = wanted
 
     def close(self) -> None:
-        """Close the file; the memory goes with its last user, here and at the consumer's."""
+        """Close the file; the consumer keeps its mapping."""
         os.close(self.fd)
+        self.bytes.close()
 
     def _allocate(self) -> None:
         if self._allocated == TICKETS:

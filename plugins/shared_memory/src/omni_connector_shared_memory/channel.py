@@ -138,13 +138,13 @@ class Channel:
         """Send if there is room; if the peer is gone, whoever receives will see it."""
         try:
             self._sock.send(data, _SEND)
+            if self._count is not None:
+                memory, at = self._count
+                memory[at] = (memory[at] + 1) & 255
         except BlockingIOError:
             return False
-        except OSError:
+        except (OSError, ValueError):  # the memory was closed with the socket
             return True
-        if self._count is not None:
-            memory, at = self._count
-            memory[at] = (memory[at] + 1) & 255
         return True
 
     def abandon(self) -> None:

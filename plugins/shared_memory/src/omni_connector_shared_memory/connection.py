@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from omni_connector_core.claim import Claim
 from omni_connector_core.errors import CapacityError, OmniConnectorError
 from omni_connector_core.key import Key
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import ANSWERED, ASKED, Board
 from omni_connector_shared_memory.channel import Channel
@@ -57,7 +58,10 @@ class Connection:
     @property
     def asked(self) -> bool:
         """Whether the consumer has sent something since it was last answered; its first message may not be counted."""
-        return self._board.bytes[ASKED] != self._served
+        try:
+            return self._board.bytes[ASKED] != self._served
+        except ValueError:  # closed meanwhile
+            return False
 
     def serve(self) -> None:
         """Answer what the consumer sent.

@@ -17,8 +17,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from omni_connector_core.claim import Claim
 from omni_connector_core.errors import OmniConnectorError
-from omni_connector_core.ledger import Claim, Ledger
+from omni_connector_core.ledger import Ledger
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.channel import Channel, ChannelEnd
 from omni_connector_shared_memory.connection import Connection, Slot
