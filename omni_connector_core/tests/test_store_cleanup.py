@@ -54,11 +54,37 @@ def test_a_cleanup_that_was_cut_short_is_finished_by_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(store, call, out_of_order)
         with pytest.raises(BackendUnavailableError):
-            producer.cleanup("r", deadline=Deadline(5))
+            producer.cleanup("r", deadline=Deadline(0.2))
     producer.cleanup("r", deadline=Deadline(5))
     assert producer.book.live == {}
     with pytest.raises(RequestAbandonedError):
         consumer.attempt(Key("r"), ANYWHERE, Deadline(5))
+
+
+@pytest.mark.parametrize("call", ["replace", "take", "remove", "claim", "load", "exist"])
+def test_a_cleanup_from_either_end_outlasts_a_service_that_does_not_answer_for_a_moment(
+    store: Any, ends: tuple[ProducerEnd, ConsumerEnd], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    producer, consumer = ends
+    real, left = getattr(store, call), 2
+
+    def busy(*args: Any, **options: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise BackendUnavailableError("the service does not answer")
+        return real(*args, **options)
+
+    for number, end in enumerate([producer, consumer]):
+        key = Key(f"r{number}")
+        producer.put(key, Frame(b"x" * 100, []), readers=1, ttl_s=60, overwrite=False, deadline=Deadline(5))
+        with monkeypatch.context() as patched:
+            patched.setattr(store, call, busy)
+            left = 2
+            if end is producer:
+                assert producer.cleanup(key.request_id, deadline=Deadline(5)) == 1
+            else:
+                assert consumer.cleanup(key.request_id, Deadline(5), but=None) == 1
 
 
 class Recorded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 import time
 
@@ -372,6 +373,16 @@ def test_connecting_takes_no_longer_than_the_caller_waits(monkeypatch):
 def test_stores_of_one_worker_share_a_session_and_others_do_not(cluster):
     stores = [cluster.store(0), cluster.store(0), cluster.store(1), cluster.store(0, write_mode="none_l2_cache_evict")]
     assert len({id(store._open) for store in stores}) == 3
+
+
+def test_no_thread_of_the_vendors_is_before_ours(cluster):
+    """Trap: its I/O threads spin for locks of its others, at a nice of -15 where they may: on two busy cores for 0.4 s."""
+    cluster.store(0)
+    (daemon, *_) = cluster.service.daemons.values()
+    for process in (os.getpid(), daemon.pid):
+        own = os.getpriority(os.PRIO_PROCESS, process)
+        threads = [int(thread) for thread in os.listdir(f"/proc/{process}/task")]
+        assert min(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) >= own
 
 
 class Gaps:

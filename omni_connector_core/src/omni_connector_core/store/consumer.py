@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.directory import Directory, loss
 from omni_connector_core.store.names import Owner
 from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.patience import patiently
 from omni_connector_core.store.reading import load_readable
 from omni_connector_core.store.records import Count, Descriptor, Mail, Slot, pack, unpack
 from omni_connector_core.transport import Memory
@@ -250,8 +252,8 @@ class ConsumerEnd:
         Takes as long as their keepers need to look into their mailboxes (`omni_connector_core.store.producer`).
         """
         self._abandon(request_id)
-        notices.post(self._store, self.directory.names, request_id, deadline)
-        self.directory.refresh(deadline)
+        patiently(lambda: notices.post(self._store, self.directory.names, request_id, deadline), deadline)
+        patiently(lambda: self.directory.refresh(deadline), deadline)
         others = [s for s in self.directory.producers(None) if s.incarnation != but]
         waiting = {s.incarnation: (s, Mail(secrets.token_hex(8), request_id)) for s in others}
         unposted = set(waiting)
@@ -260,17 +262,14 @@ class ConsumerEnd:
             for incarnation, (slot, mail) in list(waiting.items()):
                 owner = self._owner(slot)
                 if incarnation in unposted:
-                    ttl_s = max(deadline.remaining_s(), 1.0)
-                    if self._store.claim(owner.mailbox, pack(mail), ttl_s=ttl_s, deadline=deadline):
+                    if patiently(partial(self._post, owner, mail, deadline), deadline):
                         unposted.discard(incarnation)
                         continue
                 else:
-                    answer = owner.answer(mail.id)
-                    (data,) = load_readable(self._store, [answer], deadline)
-                    counted = unpack(data, Count)
+                    counted = patiently(partial(self._answer, owner, mail, deadline), deadline)
                     if counted is not None:
                         count += counted.discarded
-                        self._store.remove([answer], deadline=deadline)
+                        patiently(partial(self._store.remove, [owner.answer(mail.id)], deadline=deadline), deadline)
                         del waiting[incarnation]
                         continue
                 if self.directory.gone(slot, deadline):
@@ -280,6 +279,14 @@ class ConsumerEnd:
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
         return count
+
+    def _post(self, owner: Owner, mail: Mail, deadline: Deadline) -> bool:
+        ttl_s = max(deadline.remaining_s(), 1.0)
+        return self._store.claim(owner.mailbox, pack(mail), ttl_s=ttl_s, deadline=deadline)
+
+    def _answer(self, owner: Owner, mail: Mail, deadline: Deadline) -> Count | None:
+        (data,) = load_readable(self._store, [owner.answer(mail.id)], deadline)
+        return unpack(data, Count)
 
     def _abandon(self, request_id: str) -> None:
         """Let gets of this process end, also where no producer is there to say so."""

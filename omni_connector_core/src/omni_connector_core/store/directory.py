@@ -196,6 +196,7 @@ def loss(slot: Slot) -> PeerLostError:
         return PeerLostError(
             f"{who} closed its end, or the store dropped its payloads: its process {process.pid} lives, but may have been silent for "
             "too long",
-            hint="If it was stopped or starved: it comes back by itself; let the store wait longer (Mooncake: --client_ttl)",
+            hint="If it was stopped or starved: it comes back by itself; let the store wait longer (Mooncake: --client_ttl). If it is "
+            "well: the two are connected with different services, or as different tenants",
         )
     return PeerLostError(f"the process of {who} died, or closed its end")

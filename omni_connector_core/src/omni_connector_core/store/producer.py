@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
 from omni_connector_core.store.mailbox import Mailbox
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
+from omni_connector_core.store.patience import patiently
 from omni_connector_core.store.presence import BEAT_S, Presence
 from omni_connector_core.store.records import Descriptor, Slot, pack
 from omni_connector_core.store.tickets import Tickets
@@ -150,15 +152,15 @@ class ProducerEnd:
         """Discard a request; returns how many unread payloads it had. What a call that raised left, the next one finishes."""
         keys = self.book.abandon(request_id)
         mark = pack(Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
-        name = self.owner.abandoned(request_id)
-        self._store.replace(name, mark, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
+        name, ttl_s = self.owner.abandoned(request_id), MEMORY_OF_ENDINGS_S
+        patiently(lambda: self._store.replace(name, mark, ttl_s=ttl_s, deadline=deadline), deadline)
         count = 0
         for key in keys:
             with self.book.changing(key):
                 entry = self.book.live.get(key)
                 if entry is not None:
-                    count += self._discard([entry], deadline)
-        self._remove([self.owner.descriptor(key) for key in keys], deadline)
+                    count += patiently(partial(self._discard, [entry], deadline), deadline)
+        patiently(lambda: self._remove([self.owner.descriptor(key) for key in keys], deadline), deadline)
         for key in keys:
             self.book.forget(key)
         return count

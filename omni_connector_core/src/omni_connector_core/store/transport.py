@@ -50,7 +50,7 @@ from typing import Any, TypeVar
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, TransferTimeoutError
+from omni_connector_core.errors import ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
@@ -59,6 +59,7 @@ from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
+from omni_connector_core.store.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, patiently
 from omni_connector_core.store.producer import ProducerEnd
 from omni_connector_core.transport import Memory, Transport
 
@@ -66,7 +67,6 @@ __all__ = ["StoreTransport"]
 
 ResultT = TypeVar("ResultT")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 200e-6, 0.05
 POLL_S = 5.0
 """Deadline of the calls of one `poll` or `exists`: these never wait for a payload, but a service may hang."""
 CLOSE_S = 5.0
@@ -135,12 +135,11 @@ class StoreTransport(Transport):
 
     def _cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         if self.context.role is Role.PRODUCER:
-            return self._producer(deadline).cleanup(request_id, deadline=deadline)
+            return self._patiently(lambda: self._producer(deadline), deadline).cleanup(request_id, deadline=deadline)
         own = self._producer_end
         count = own.cleanup(request_id, deadline=deadline) if own is not None else 0
-        return count + self._consumer(deadline).cleanup(
-            request_id, deadline, but=None if own is None else own.slot.incarnation
-        )
+        consumer = self._patiently(lambda: self._consumer(deadline), deadline)
+        return count + consumer.cleanup(request_id, deadline, but=None if own is None else own.slot.incarnation)
 
     def _usage(self) -> Usage:
         own, store = self._producer_end, self._store
@@ -202,17 +201,7 @@ class StoreTransport(Transport):
             return self._store, self._consumer_end.directory
 
     def _patiently(self, operation: Callable[[], ResultT], deadline: Deadline) -> ResultT:
-        """Try until the service answers, to the deadline: it may be starting, or coming back."""
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return operation()
-            except BackendUnavailableError:
-                if deadline.expired():
-                    raise
-            time.sleep(min(pause_s, deadline.remaining_s()))
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-            self._check_open()
+        return patiently(operation, deadline, check=self._check_open)
 
     def _check_open(self) -> None:
         if self.closed:

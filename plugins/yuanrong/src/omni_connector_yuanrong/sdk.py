@@ -1,12 +1,14 @@
 """The vendor's client: one session a process for each worker, and its errors as ours.
 
-Three traps that shape this module:
+Five traps that shape this module:
 
 - Every call holds the GIL until it returns, so none may wait: reads ask with a timeout of 0; a request is given up early and
   made again; a worker that did not answer is asked for some milliseconds first, and a dead one noticed by a plain socket; a
   worker that may be full is asked how full it is, since the vendor's client itself goes on asking a full one for memory.
 - The client that asked for an object's memory must be the one that publishes it: by another the memory is lost.
 - A view keeps its object's memory only while the client lives that made it: clients are kept for the life of the process.
+- Its I/O threads spin for locks that its other threads hold, and give themselves a higher priority where they may (root): on a
+  busy host the holder then waits for the spinner. They are put back to the priority of the process.
 - Settings are read from the environment when the library is loaded.
 """
 
@@ -140,6 +142,7 @@ class Session:
         )
         with self.calling("connect"):
             client.init()
+        _level_priorities()
         return client
 
     @contextlib.contextmanager
@@ -215,6 +218,15 @@ def told_usage(refusal: Exception) -> Usage | None:
     """Read from a refusal how full the worker is, if it says."""
     found = _USAGE.search(str(refusal))
     return Usage(int(found[1]), int(found[2])) if found else None
+
+
+def _level_priorities() -> None:
+    """Give every thread the priority of the process."""
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            if os.getpriority(os.PRIO_PROCESS, thread) < own:
+                os.setpriority(os.PRIO_PROCESS, thread, own)
 
 
 _sessions: dict[tuple[object, ...], Session] = {}

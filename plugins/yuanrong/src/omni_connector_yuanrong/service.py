@@ -16,6 +16,10 @@ HOST = "127.0.0.1"
 STOP_S = 0.2
 """A worker takes 4 s to end in good order, and has nothing to save."""
 
+NICE = -10
+"""Where it is allowed, a worker's threads go before those of its clients, and none before another of its own: its I/O threads
+(-15 by default, for root) spin for locks that the others hold, and would wait for whom they keep from running."""
+
 # No write of metadata to disk, no page faults at first touch, one arena, one master: a worker is up in 0.9 s instead of 5.5
 # and writes 13 MB instead of 300. Times are those after which a dead client's or worker's objects are given up.
 TUNED = {
@@ -30,6 +34,7 @@ TUNED = {
     "enable_reconciliation": "false",
     "log_monitor": "false",
     "minloglevel": 1,
+    "io_thread_nice": NICE,
 }
 
 
@@ -84,7 +89,10 @@ def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
         service.launch(
             DaemonSpec(
                 name=f"worker{number}",
-                argv=[str(package / "datasystem_worker"), *(f"--{flag}={value}" for flag, value in flags.items())],
+                argv=[
+                    *("nice", "-n", str(NICE), str(package / "datasystem_worker")),
+                    *(f"--{flag}={value}" for flag, value in flags.items()),
+                ],
                 ready=_Ready(directory / "ready", port),
                 env={"LD_LIBRARY_PATH": str(package / "lib")},
                 stop_s=STOP_S,

@@ -17,15 +17,15 @@ import math
 import secrets
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
 from omni_connector_core.frame import Frame
-from omni_connector_core.memcpy import region
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
 from omni_connector_yuanrong.options import YuanrongOptions
@@ -53,6 +53,18 @@ LOOK_S, PLENTY = 1.0, 0.5
 """How old the knowledge of how full a worker is may be when it was more than half full, seconds."""
 RESERVE = 0.2
 """A worker of which less than a fifth would be free is asked how full it is before it is asked for memory."""
+
+
+class _Lease:
+    """Keeps a view for a memory that shows its bytes, and notes when it ends."""
+
+    __slots__ = ("_ended", "_nbytes", "_view")
+
+    def __init__(self, view: memoryview, nbytes: int, ended: deque[int]) -> None:
+        self._view, self._nbytes, self._ended = view, nbytes, ended
+
+    def __del__(self) -> None:
+        self._ended.append(self._nbytes)
 
 
 class _Refusal(NamedTuple):
@@ -173,9 +185,8 @@ class YuanrongStore(ObjectStore):
             return None
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
-        memory = (ctypes.c_char * nbytes).from_address(region(view).address)
-        memory.owner = view  # type: ignore[attr-defined]
-        weakref.finalize(memory, self._released.append, nbytes).atexit = False
+        memory = (ctypes.c_char * nbytes).from_address(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+        memory.owner = _Lease(view, nbytes, self._released)  # type: ignore[attr-defined]
         with self._lock:
             self._held += nbytes
         self._just_read.append(name)
