@@ -385,6 +385,27 @@ def test_no_thread_of_the_vendors_is_before_ours(cluster):
         assert min(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) >= own
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "code: [Client and Worker disconnect], msg: [The client id (63a4) does not exist.]",
+        "code: [RPC unavailable], msg: [RPC unavailable. Client fd39 disconnected from worker.]",
+    ],
+)
+def test_a_worker_that_lost_the_client_that_looks_still_answers(cluster, name, monkeypatch, text):
+    """As seen on a busy host: the one client of three that only looks was lost, and the session with it, for good."""
+
+    class Looker:
+        def exist(self, names):
+            raise RuntimeError(text)
+
+    store = cluster.store(0)
+    monkeypatch.setattr(store._open, "_looker", Looker())
+    monkeypatch.setattr(store._open, "_suspect", True)
+    assert store.exist([name], deadline=soon()) == [False]
+    assert not store._open._suspect
+
+
 class Gaps:
     """Measures for how long a thread that wants to run every 0.2 ms does not get to."""
 

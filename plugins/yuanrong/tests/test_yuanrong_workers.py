@@ -211,17 +211,20 @@ def test_a_full_worker_makes_put_wait_and_then_fail(cluster, name):
 # ---- threads and forks
 
 
+WAIT_S = 2.5
+
+
 def test_a_waiting_get_does_not_hold_the_gil(ends):
     """The vendor's own waiting get freezes every thread for as long as it waits; ours asks, half a millisecond long, and sleeps."""
     pending = ends.consumer.start_act(acts.get_beside_a_ticking_thread, "key", 1.0)
     assert not pending.done()
-    time.sleep(2.5)  # the wait that is measured
+    time.sleep(WAIT_S)  # what is measured
     ends.producer.put("key", b"late")
     payload, alone, beside = pending.result()
     assert payload == b"late"
     assert len(beside) > 200
     assert statistics.median(beside) < statistics.median(alone) + 5e-3  # a busy machine's request takes a few
-    assert max(beside) < 0.5  # the vendor's own wait: all of it
+    assert max(beside) < WAIT_S / 2  # the vendor's own wait: all of it
 
 
 def test_a_forked_child_gets_a_clear_error_and_can_open_its_own(cluster, ends):

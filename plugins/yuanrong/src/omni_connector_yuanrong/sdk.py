@@ -60,6 +60,8 @@ LOOK_S = 0.02
 _CODE = re.compile(r"code: \[([^\]]*)\]")
 _USAGE = re.compile(r"Total allocated (\d+), .*threshold size: (\d+)")
 _ENDLESS_NBYTES = 1 << 62
+_LOST = "disconnect"
+"""As in "Client and Worker disconnect" (the worker's answer) and "Client ... disconnected from worker" (the library's own)."""
 _FULL_BEFORE = " Out of memory *"
 """As in "RPC Retry detail: [ RPC unavailable * 1 Out of memory * 3 ]": the library had asked again by itself."""
 
@@ -155,8 +157,7 @@ class Session:
         """
         if self._suspect:
             self.require_listener()
-            with vendor_errors(call):
-                self._looker.exist(["omni-connector-look"])
+            self._look(call)
         try:
             with vendor_errors(call):
                 yield
@@ -164,6 +165,15 @@ class Session:
             self._suspect = True
             raise
         self._suspect = False
+
+    def _look(self, call: str) -> None:
+        """See that the worker answers. That it has lost the client that asks (a busy one heard nothing of it) is an answer."""
+        try:
+            with vendor_errors(call):
+                self._looker.exist(["omni-connector-look"])
+        except BackendUnavailableError as error:
+            if _LOST not in str(error):
+                raise
 
     def ask(self, call: str, request: Callable[[KVClient], ResultT], deadline: Deadline) -> ResultT:
         """Make a request that may be made twice, again and again for `request_s` as long as the worker does not answer.

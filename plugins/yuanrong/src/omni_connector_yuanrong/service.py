@@ -30,7 +30,7 @@ TUNED = {
     "enable_distributed_master": "false",
     "node_timeout_s": 10,
     "node_dead_timeout_s": 60,
-    "client_dead_timeout_s": 10,
+    "client_dead_timeout_s": 60,
     "enable_reconciliation": "false",
     "log_monitor": "false",
     "minloglevel": 1,
