@@ -85,7 +85,7 @@ bench: setup
 	@for plugin in $(PLUGINS); do echo "== bench: $$plugin"; script=plugins/$$plugin/bench/bench_$$plugin.py; \
 	 $(BIN)/python -m omni_connector_contract_tests.bench --connector $$plugin $$([ ! -f $$script ] || echo --against $$script) \
 	 || exit 1; done
-	@$(BIN)/python -m omni_connector_contract_tests.bench.compare build/bench build/bench/backends.png
+	@$(BIN)/python -m omni_connector_contract_tests.bench.compare build/bench docs/backends.png
 	@$(BIN)/python docs/generate.py
 
 bench-vllm: vllm-env

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from omni_connector_contract_tests.bench import compare
+
 SCRIPT = """
 from omni_connector_contract_tests.bench import Ratio
 
@@ -31,3 +33,17 @@ def test_a_script_beside_the_vendors_calls_is_run_judged_and_written_down(tmp_pa
     assert done.stdout.count("missed") == 2  # as it comes, and in the table
     strict = subprocess.run([*command, "--strict"], capture_output=True, text=True, timeout=120, check=False)
     assert strict.returncode == 1
+
+
+def test_the_plot_of_all_backends_says_when_and_where_they_were_measured(tmp_path):
+    row = {"nbytes": 1024, "transfer_s": 1e-4, "put_s": 5e-5, "memcpy_s": 1e-6}
+    for name, date, load in (("one", "2026-01-01 10:00 UTC", 0.25), ("two", "2026-01-01 10:05 UTC", 1.0)):
+        machine = {"cpu": "a processor", "cpus": 2, "load": load, "python": "3.11"}
+        result = {"connector": name, "date": date, "machine": machine, "transfers": [row]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    (tmp_path / "without.json").write_text(json.dumps({"connector": "without", "transfers": []}))
+    backends, where = compare.read(tmp_path)
+    assert list(backends) == ["one", "two"]
+    assert where == "2026-01-01 10:00 UTC, a processor, 2 cores, load 0.2 to 1.0"
+    compare.draw(tmp_path / "plot.png", backends, where)
+    assert (tmp_path / "plot.png").stat().st_size

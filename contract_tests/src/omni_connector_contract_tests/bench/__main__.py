@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -106,12 +107,24 @@ def _write(path: Path, connector: str, ratios: list[Ratio], transfers: Transfers
 
     results = {
         "connector": connector,
-        "machine": {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()},
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": {
+            "cpu": _cpu(),
+            "cpus": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "python": platform.python_version(),
+        },
         "ratios": [{**ratio._asdict(), "ratio": ratio.ratio, "held": ratio.held} for ratio in ratios],
         "transfers": rows(transfers.measured),
         "upstream": rows(transfers.upstream),
     }
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _cpu() -> str:
+    """Name the processor, as Linux does."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

@@ -19,17 +19,19 @@ MARKERS = "osD^vP"
 MEMCPY = "one memcpy"
 
 
-def read(folder: Path) -> dict[str, list[OneWay]]:
-    """Return the transfers of every backend that has any, by name."""
+def read(folder: Path) -> tuple[dict[str, list[OneWay]], str]:
+    """Return the transfers of every backend that has any, by name; and where and when they were measured."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return {
-        result["connector"]: [OneWay(**row) for row in result["transfers"]]
-        for result in results
-        if result.get("transfers")
-    }
+    results = [result for result in results if result.get("transfers")]
+    backends = {result["connector"]: [OneWay(**row) for row in result["transfers"]] for result in results}
+    dates, loads = ([result["date"] for result in results], [result["machine"]["load"] for result in results])
+    machines = {"{cpu}, {cpus} cores".format(**result["machine"]) for result in results}
+    if not results:
+        return backends, ""
+    return backends, f"{min(dates)}, {' and '.join(sorted(machines))}, load {min(loads):.1f} to {max(loads):.1f}"
 
 
-def draw(path: Path, backends: Mapping[str, Sequence[OneWay]]) -> None:
+def draw(path: Path, backends: Mapping[str, Sequence[OneWay]], where: str) -> None:
     """Plot latency and bandwidth by size, a line for each backend, and a memcpy of the same bytes (the fastest that was seen)."""
     import matplotlib as mpl
 
@@ -57,7 +59,7 @@ def draw(path: Path, backends: Mapping[str, Sequence[OneWay]]) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     latency.legend(frameon=False)
-    figure.suptitle("One payload from process to process on one host, medians of one run", fontsize=11)
+    figure.suptitle(f"One payload from process to process on one host, medians of one run\n{where}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -73,10 +75,10 @@ def main() -> int:
     parser.add_argument("results", type=Path, help="folder with the results")
     parser.add_argument("plot", type=Path, help="file to write")
     arguments = parser.parse_args()
-    backends = read(arguments.results)
+    backends, where = read(arguments.results)
     if not backends:
         sys.exit(f"{arguments.results} has no transfers")
-    draw(arguments.plot, backends)
+    draw(arguments.plot, backends, where)
     print(f"{arguments.plot}: {', '.join(backends)}")
     return 0
 
