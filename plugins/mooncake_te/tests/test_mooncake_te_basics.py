@@ -30,6 +30,19 @@ def test_in_one_process(namespace):
         assert connector.get("test_key") == b"test_data"
 
 
+def test_connectors_of_one_process_share_engine_and_arena(namespace):
+    with (
+        create_connector("mooncake_te", CONFIG, namespace=namespace, edge=("0", "1")) as first,
+        create_connector("mooncake_te", CONFIG, namespace=namespace, edge=("1", "2")) as second,
+    ):
+        for connector in (first, second):
+            connector.put("k", np.arange(100_000))
+            assert (connector.get("k") == np.arange(100_000)).all()
+        ours, theirs = first.transport._share(), second.transport._share()
+        assert ours.hub is theirs.hub
+        assert ours.arena is theirs.arena
+
+
 @pytest.mark.parametrize("with_metadata", [True, False])
 def test_across_processes(namespace, with_metadata):
     spawn = multiprocessing.get_context("spawn")
