@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import threading
@@ -321,8 +322,8 @@ def test_the_engines_polls_ask_only_when_something_may_have_come(make: Make, mon
         assert receiver.get("0", "1", "r_0_1") is None
     assert asked == ["r_0_0", "r_0_1"] * 2
     sender.put("0", "1", "r_0_0", {"a": 1})
-    news[0] = 3
-    assert receiver.get("0", "1", "r_0_0") == ({"a": 1}, 0)
+    told = itertools.count(3)
+    wait_until(lambda: news.insert(0, next(told)) or receiver.get("0", "1", "r_0_0") == ({"a": 1}, 0), 10, "unheard")
 
 
 def test_the_next_chunk_of_a_stream_is_asked_for_when_one_is_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +337,7 @@ def test_the_next_chunk_of_a_stream_is_asked_for_when_one_is_taken(make: Make, m
     monkeypatch.setattr(LeaderFollowers, "until", None)  # nobody waits for an answer
     assert receiver.get("0", "1", "r_0_2") is None
     sender.put("0", "1", "r_0_2", {"chunk": 2})
-    assert receiver.get("0", "1", "r_0_2") == ({"chunk": 2}, 0)
+    wait_until(lambda: receiver.get("0", "1", "r_0_2") == ({"chunk": 2}, 0), 10, "it does not come")
 
 
 def test_a_key_for_which_the_engine_polls_no_longer_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
