@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from file_store import file_store_class
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, RequestAbandonedError
+from omni_connector_core.errors import BackendUnavailableError, RequestAbandonedError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.metadata import ANYWHERE
@@ -171,3 +172,27 @@ def test_a_consumer_that_crashed_leaves_no_witness(store: Any, names: Names, who
     else:
         ProducerEnd(store, Directory(store, names), Producer(), deadline=Deadline(5)).close(Deadline(5))
     assert witnesses(store, names) == [names.witness("0")]
+
+
+def test_a_get_behind_anothers_unanswered_question_times_out_as_any_other(
+    store: Any, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answered = threading.Event(), threading.Event()
+    real = store.exist
+
+    def exist(*args: Any, **options: Any) -> Any:
+        asking.set()
+        answered.wait(30)
+        return real(*args, **options)
+
+    monkeypatch.setattr(store, "exist", exist)
+    consumer = ConsumerEnd(store, Directory(store, names), outlives=False)
+    other = threading.Thread(target=consumer.directory.refresh, args=(Deadline(30),))
+    other.start()
+    try:
+        assert asking.wait(30)
+        with pytest.raises(TransferTimeoutError):
+            consumer.get(Key("k"), ANYWHERE, Deadline(0.05), closed=lambda: False)
+    finally:
+        answered.set()
+        other.join()

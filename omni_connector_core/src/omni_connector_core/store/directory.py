@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, PeerLostError
+from omni_connector_core.errors import BackendUnavailableError, PeerLostError, TransferTimeoutError
 from omni_connector_core.key import Producer
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
@@ -103,10 +103,16 @@ class Directory:
         """See who is there now; threads that ask at the same time share the answer.
 
         Round trips: 2, and 1 for each producer of another host.
+
+        Raises
+        ------
+        TransferTimeoutError
+            Another thread asks, and has no answer by the deadline; it learns why (a killed producer's slot, which lies in the
+            producer's own memory, is waited for in vain until the store drops it).
         """
         asked_s = time.monotonic()
         if not self._refreshing.acquire(timeout=deadline.remaining_s() + 0.25):
-            raise BackendUnavailableError("the store does not say who is there")
+            raise TransferTimeoutError(f"the store did not say within {deadline.timeout_s:g} s who is there")
         try:
             if self._began_s < asked_s:
                 self._began_s = time.monotonic()
