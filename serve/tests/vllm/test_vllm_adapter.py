@@ -42,6 +42,7 @@ from omni_connector_core import (
     TransferTimeoutError,
     UnknownBackendError,
 )
+from omni_connector_core.options import parse_options
 from omni_connector_core.services import free_ports
 from omni_connector_serve.vllm_omni import backends, deployment, polls, report
 from omni_connector_serve.vllm_omni.adapter import ConnectorAdapter
@@ -509,8 +510,8 @@ def test_each_built_in_name_and_its_options(
     assert split_extra(spec, {"stage_id": 0, **theirs}, name=name).options == ours
     with pytest.raises(OptionError, match="did you mean"):
         split_extra(spec, {"timeout": 3}, name=name)
-    if spec.sdk_present():
-        assert ConnectorAdapter(name, {"stage_id": 0, **theirs}).health()["backend"] == spec.name
+    # the end itself is not opened: it would load the SDK, and the vendors' libraries do not bear each other in one process
+    assert parse_options(spec.load_options(), ours, backend=spec.name).ttl_s > 0
 
 
 @pytest.mark.parametrize(
