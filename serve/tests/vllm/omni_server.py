@@ -365,17 +365,14 @@ class Server:
         assert drop_in or not [line for line in self.lines() if "Created connector: SharedMemoryConnector" in line]
 
     def assert_hung_up_requests_send_nothing(self, audio: str, edges: Mapping[str, str], *, max_tokens: int) -> None:
-        """Of requests whose clients hang up while the first stage is at work nothing is put, unlike of the two after them.
-
-        On a busy machine the server may hear of one only when that stage is done: it is enough that some are not put.
-        """
+        """Of requests whose clients hang up while the first stage is at work nothing is put, unlike of the two after them."""
         first = next(iter(edges))
         before = self.stats(edges[first], first, "producer")["puts"]
         for number in range(4):
             with self.request(f"hello {number}", max_tokens=max_tokens, stream=True) as watched:
                 assert watched.getresponse().readline()  # the first word: it is in the middle
         self.assert_serves(audio, edges)
-        assert before + 2 <= self.stats(edges[first], first, "producer")["puts"] < before + 2 + 4
+        assert self.stats(edges[first], first, "producer")["puts"] == before + 2
 
     def assert_memory_returns(self, edge: str, backend: str) -> None:
         """Everything that was put gets read or dropped."""

@@ -123,7 +123,7 @@ class ConsumerEnd:
                 break
         lost = directory.lost(wanted, since_s=time.monotonic() - LOSS_S)
         if lost is not None:
-            raise loss(lost)
+            raise loss(lost, self._store)
         return None
 
     def _missing(self, key: Key, slot: Slot, deadline: Deadline) -> Memory | None:
@@ -134,7 +134,7 @@ class ConsumerEnd:
         if self.directory.stale(REFRESH_S):
             self.directory.refresh(deadline)
         if self.directory.left(slot):
-            raise loss(slot)
+            raise loss(slot, self._store)
         return None
 
     def _look(self, key: Key, slots: Sequence[Slot], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:

@@ -195,14 +195,14 @@ class Directory:
             return silent
 
 
-def loss(slot: Slot) -> PeerLostError:
+def loss(slot: Slot, store: ObjectStore) -> PeerLostError:
     """Return the error that says what is known of a producer that is not there any more."""
     who, process = f"replica {slot.replica} rank {slot.rank}", slot.process
     if process.here() and not process.dead():
         return PeerLostError(
             f"{who} closed its end, or the store dropped its payloads: its process {process.pid} lives, but may have been silent for "
             "too long",
-            hint="If it was stopped or starved: it comes back by itself; let the store wait longer (Mooncake: --client_ttl). If it is "
-            "well: the two are connected with different services, or as different tenants",
+            hint=f"If it was stopped or starved: it comes back by itself; raise {store.silence_option} to have the store wait longer. "
+            "If it is well: the two are connected with different services, or as different tenants",
         )
     return PeerLostError(f"the process of {who} died, or closed its end")

@@ -58,6 +58,8 @@ class ObjectStore(ABC):
 
     longest_name: ClassVar[int]
     """The most characters of a name."""
+    silence_option: ClassVar[str] = "the service's limit on silent clients"
+    """What an operator raises so that the store waits longer for a client that was stopped or starved."""
     tickets: bool = False
     """Whether reads on the producer's host are decided by files (`omni_connector_core.store.tickets`) in place of `take`: worth
     it where `take` is a request more than `read` and `discard`."""

@@ -59,6 +59,7 @@ class MooncakeObjects(ObjectStore):
     """
 
     longest_name = 1024
+    silence_option = "mooncake_master's --client_ttl"
 
     def __init__(self, client: Client, *, capacity_bytes: int, produces: bool, deadline: Deadline) -> None:
         self._client = client
