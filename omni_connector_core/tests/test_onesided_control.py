@@ -323,7 +323,7 @@ def test_a_claim_and_a_question_survive_the_connection(server, producer, channel
     producer.put("k")
     found = answer(channel, ask(channel, "k"))
     for _ in range(3):
-        channel._wire._socket.shutdown(socket.SHUT_RDWR)  # as by a reset, which the channel has not heard of
+        channel._wire._socket.sock.shutdown(socket.SHUT_RDWR)  # as by a reset, which the channel has not heard of
         assert answer(channel, ping(channel, found.claim)).claims == [found.claim]
 
 
@@ -331,7 +331,7 @@ def test_the_producer_hears_that_a_payload_was_read_also_when_the_connection_was
     channel = channels.take(server.address)
     producer.put("k")
     found = answer(channel, ask(channel, "k"))
-    channel._wire._socket.shutdown(socket.SHUT_RDWR)
+    channel._wire._socket.sock.shutdown(socket.SHUT_RDWR)
     channel.send(m.Done(m.new_number(), found.claim))
     channel.settle(10)
     channels.put_back(channel)
@@ -350,7 +350,7 @@ def test_a_question_that_was_lost_with_its_connection_is_asked_again(server, pro
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Wire, "send", lambda *_: None)  # the kernel took it, and the network did not
         pause = next(steps)
-    channel._wire._socket.shutdown(socket.SHUT_RDWR)
+    channel._wire._socket.sock.shutdown(socket.SHUT_RDWR)
     deadline = Deadline(10)
     with pytest.raises(StopIteration) as end:
         while not deadline.expired():

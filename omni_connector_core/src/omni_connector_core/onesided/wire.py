@@ -25,6 +25,7 @@ import secrets
 import socket
 import struct
 
+from omni_connector_core.nonblocking import NonblockingSocket
 from omni_connector_core.onesided.messages import MAX_MESSAGE_NBYTES
 
 __all__ = ["NAME_NBYTES", "DeniedError", "Wire", "WireError"]
@@ -68,13 +69,12 @@ class Wire:
     __slots__ = ("_in", "_nonce", "_out", "_receive_key", "_received", "_secret", "_send_key", "_sent", "_socket")
 
     def __init__(self, connection: socket.socket, secret: bytes | None) -> None:
-        connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
-        self._socket = connection
+        self._socket = NonblockingSocket(connection, _READ_NBYTES)
         self._secret = secret
         self._nonce = b""
         self._in = bytearray()
@@ -84,13 +84,13 @@ class Wire:
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
-        return self._socket.fileno()
+        return self._socket.fd
 
     @property
     def ended(self) -> bool:
         """Whether the other side has closed it."""
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
+            return not self._socket.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -199,7 +199,7 @@ class Wire:
         """Send what was left over."""
         if self._out:
             try:
-                sent = self._socket.send(self._out)
+                sent = self._socket.send(bytes(self._out[:_READ_NBYTES]))
             except BlockingIOError:
                 return
             del self._out[:sent]
@@ -268,7 +268,7 @@ class Wire:
     def _read(self) -> bytes:
         """Read what is here; nothing when nothing is."""
         try:
-            data = self._socket.recv(_READ_NBYTES)
+            data = bytes(self._socket.receive())
         except BlockingIOError:
             return b""
         if not data:

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from omni_connector_core.nonblocking import NonblockingSocket
 from omni_connector_shared_memory.protocol import MAX_NBYTES, ToConsumer, ToProducer, encode
 
 __all__ = ["Channel", "ChannelEnd"]
@@ -39,8 +40,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
-        sock.setblocking(False)
-        self._sock = sock
+        self._socket = NonblockingSocket(sock, MAX_NBYTES)
         self._epoll = epoll
         self._outbox: deque[bytes] = deque()
         self._outbox_lock = threading.RLock()  # a finalizer that closes the channel may run while it is held
@@ -50,7 +50,7 @@ class Channel:
 
     def peer_uid(self) -> int:
         """User of the process at the other end, as the kernel saw it connect."""
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        raw = self._socket.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(raw)[1])
 
     def count_in(self, memory: mmap.mmap, at: int) -> None:
@@ -76,7 +76,7 @@ class Channel:
             The peer is gone.
         """
         try:
-            self._sock.sendmsg(
+            self._socket.sock.sendmsg(
                 [encode(message)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], _SEND
             )
         except OSError as error:
@@ -96,8 +96,8 @@ class Channel:
             if self.fd >= 0:
                 self._epoll.modify(self.fd, select.EPOLLIN)
 
-    def receive(self) -> bytes | None:
-        """Return the next message; None when there is none now; one system call.
+    def receive(self) -> memoryview | None:
+        """Return the next message, valid until the one after it; None when there is none now; one system call.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Channel:
             The peer is gone and everything that it sent was received.
         """
         try:
-            data = self._sock.recv(MAX_NBYTES)
+            data = self._socket.receive()
         except BlockingIOError:
             return None
         except OSError as error:
@@ -117,7 +117,7 @@ class Channel:
     def receive_files(self, count: int) -> tuple[bytes, list[int]] | None:
         """Like `receive`, with the files that came with the message."""
         try:
-            data, fds, flags, _ = socket.recv_fds(self._sock, MAX_NBYTES, count, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(self._socket.sock, MAX_NBYTES, count, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -132,12 +132,12 @@ class Channel:
         """Close the socket, which also takes it out of the epoll object."""
         with self._outbox_lock:
             self.fd = -1
-        self._sock.close()
+        self._socket.close()
 
     def _sent(self, data: bytes) -> bool:
         """Send if there is room; if the peer is gone, whoever receives will see it."""
         try:
-            self._sock.send(data, _SEND)
+            self._socket.send(data)
             if self._count is not None:
                 memory, at = self._count
                 memory[at] = (memory[at] + 1) & 255
@@ -149,4 +149,4 @@ class Channel:
 
     def abandon(self) -> None:
         """Close the socket in a forked child, taking no lock; the parent's stays connected."""
-        self._sock.close()
+        self._socket.close()
