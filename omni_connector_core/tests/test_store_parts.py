@@ -101,7 +101,7 @@ def test_a_process_of_another_host_is_never_said_to_be_dead():
 
 
 def entry(key, nbytes=10):
-    return Entry(key, 1, nbytes, 1, expires_s=0.0)
+    return Entry(key, 1, nbytes, 1, born_s=0.0, expires_s=0.0)
 
 
 def test_the_book_counts_bytes_from_reserving_to_dropping():

@@ -130,7 +130,7 @@ class Frame:
     @property
     def buffers(self) -> list[memoryview]:
         """The raw buffers in order, read-only and flat; each view keeps its memory alive."""
-        return [_view(place) for place in self._places()]
+        return [_view(self._place(index)) for index in range(len(self._sources))]
 
     def write_into(self, dest: Any) -> None:
         """Copy the frame into ``dest``: the head, then one memcpy for each buffer. Large ones run without the GIL.
@@ -169,31 +169,29 @@ class Frame:
         Nothing is copied, save buffers that exist nowhere in one piece yet (strided tensors, groups of small ones):
         these are made once and kept. Addresses are valid while the frame is alive. Empty buffers are left out.
         """
-        places = self._places()
-        head = region(self.head)
-        pieces = [Segment(0, head.address, head.nbytes)]
-        offset = len(self.head)
-        for place in places:
-            if place.nbytes:
-                pieces.append(Segment(offset, place.address, place.nbytes))
-            offset += (place.nbytes + 63) & -64
+        head = self.head
+        offset = len(head)
+        pieces = [Segment(0, region(head).address, offset)]
+        for index, (origin, nbytes, _owner) in enumerate(self._sources):
+            if nbytes:
+                address = origin if type(origin) is int else self._place(index).address
+                pieces.append(Segment(offset, address, nbytes))
+                offset += (nbytes + 63) & -64
         return pieces
 
-    def _places(self) -> list[Region]:
-        """Give every buffer an address, which from here on is its origin."""
-        places = []
-        for index, (origin, nbytes, owner) in enumerate(self._sources):
-            if callable(origin):
-                made = np.empty(nbytes, np.uint8)
-                origin(made)
-                place = Region(array_address(made), nbytes, made)
-            elif isinstance(origin, bytes | memoryview):
-                place = region(origin)
-            else:
-                place = Region(origin, nbytes, owner)
-            self._sources[index] = (place.address, place.nbytes, place.owner)
-            places.append(place)
-        return places
+    def _place(self, index: int) -> Region:
+        """Give a buffer an address, which from here on is its origin."""
+        origin, nbytes, owner = self._sources[index]
+        if isinstance(origin, int):
+            return Region(origin, nbytes, owner)
+        if isinstance(origin, bytes | memoryview):
+            place = region(origin)
+        else:
+            made = np.empty(nbytes, np.uint8)
+            origin(made)
+            place = Region(array_address(made), nbytes, made)
+        self._sources[index] = place
+        return place
 
 
 def _view(place: Region) -> memoryview:

@@ -17,6 +17,7 @@ MAX_SHARD_NBYTES = 256
 MAX_CHUNK = 2**63 - 1
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_SAFE = re.compile(r"[A-Za-z0-9_-]*").fullmatch
 
 
 class Key(NamedTuple):
@@ -72,6 +73,8 @@ def as_key(key: Key | str) -> Key:
         Empty, too long, not valid Unicode, or of another type.
     """
     if type(key) is str:
+        if key and len(key) <= MAX_REQUEST_ID_NBYTES and key.isascii():
+            return Key(key)
         key = Key(key)
     elif not isinstance(key, Key):
         raise InvalidKeyError(f"a key is a str or a Key, not {type(key).__name__}")
@@ -111,7 +114,7 @@ def encoded(*fields: str | int, limit: int | None = None) -> str:
     limit
         The most characters a backend allows, at least 33.
     """
-    name = ":".join([_escaped(field) if isinstance(field, str) else str(field) for field in fields])
+    name = ":".join(map(_escaped, map(str, fields)))
     if limit is not None and len(name) > limit:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         return f"{name[: limit - 33]}#{digest}"
@@ -119,10 +122,9 @@ def encoded(*fields: str | int, limit: int | None = None) -> str:
 
 
 def _escaped(text: str) -> str:
-    if text.isalnum() and text.isascii():
+    if _SAFE(text):
         return text
-    raw = text.encode()
-    return _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], raw).decode("ascii")
+    return _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], text.encode()).decode("ascii")
 
 
 def encoded_name(namespace: str, edge: Edge, producer: Producer, key: Key, *, limit: int | None = None) -> str:

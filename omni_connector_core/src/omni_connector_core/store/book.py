@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from omni_connector_core.errors import RequestAbandonedError
@@ -27,8 +27,8 @@ class Entry:
     generation: int
     nbytes: int
     readers: int
+    born_s: float
     expires_s: float
-    born_s: float = field(default_factory=time.monotonic)
 
 
 class Book:
@@ -56,24 +56,25 @@ class Book:
         self._generations = itertools.count(1)
         self._lock = threading.Lock()
         self._busy: set[Key] = set()
-        self._idle = threading.Condition()
+        self._idle = threading.Condition(self._lock)
+        self._waiting = 0
 
-    @contextmanager
-    def changing(self, key: Key) -> Iterator[None]:
+    def changing(self, key: Key) -> _Changing:
         """Hold a key while its objects change: put, fail, expiry and cleanup of one key come one after the other."""
-        with self._idle:
+        return _Changing(self, key)
+
+    def _hold(self, key: Key) -> None:
+        with self._lock:
             while key in self._busy:
+                self._waiting += 1
                 self._idle.wait()
+                self._waiting -= 1
             self._busy.add(key)
-        try:
-            yield
-        finally:
-            self._release([key])
 
     @contextmanager
     def changing_idle(self, keys: Iterable[Key]) -> Iterator[list[Key]]:
         """Hold those of the keys that nobody holds; gives them. Never waits."""
-        with self._idle:
+        with self._lock:
             held = [key for key in keys if key not in self._busy]
             self._busy.update(held)
         try:
@@ -81,10 +82,11 @@ class Book:
         finally:
             self._release(held)
 
-    def _release(self, keys: list[Key]) -> None:
-        with self._idle:
+    def _release(self, keys: Iterable[Key]) -> None:
+        with self._lock:
             self._busy.difference_update(keys)
-            self._idle.notify_all()
+            if self._waiting:
+                self._idle.notify_all()
 
     def next_generation(self) -> int:
         """Return a number for a new payload."""
@@ -119,7 +121,11 @@ class Book:
             self._drop(key)
             self.endings.pop(key, None)
             self.live[key] = entry
-            self._by_request.setdefault(key.request_id, set()).add(key)
+            keys = self._by_request.get(key.request_id)
+            if keys is None:
+                self._by_request[key.request_id] = {key}
+            else:
+                keys.add(key)
 
     def end(self, key: Key) -> None:
         """Note that the key's descriptor tells an ending now."""
@@ -165,6 +171,21 @@ class Book:
             keys.discard(key)
             if not keys:
                 del self._by_request[key.request_id]
+
+
+class _Changing:
+    """Holds a key; a class, because a generator costs every put 5 calls more."""
+
+    __slots__ = ("_book", "_key")
+
+    def __init__(self, book: Book, key: Key) -> None:
+        self._book, self._key = book, key
+
+    def __enter__(self) -> None:
+        self._book._hold(self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._book._release((self._key,))
 
 
 def _until(times: dict[NameT, float], now: float) -> Iterator[NameT]:

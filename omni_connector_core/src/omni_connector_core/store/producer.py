@@ -77,6 +77,7 @@ class ProducerEnd:
         self.owner = directory.names.owner(producer, self.slot.incarnation)
         self.book = Book()
         self._tickets = Tickets(self.slot, wanted=store.tickets)
+        self._process = list(msgspec.structs.astuple(self.slot.process))
         self._handed_over: list[int] = []
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -120,7 +121,8 @@ class ProducerEnd:
             except OmniConnectorError:
                 self._tickets.take(generation)
                 raise
-            entry = Entry(key, generation, frame.nbytes, readers, time.monotonic() + ttl_s)
+            now = time.monotonic()
+            entry = Entry(key, generation, frame.nbytes, readers, now, now + ttl_s)
             if described:
                 try:
                     store.replace(owner.descriptor(key), descriptor, ttl_s=ttl_s + SLACK_S, deadline=deadline)
@@ -138,7 +140,7 @@ class ProducerEnd:
             self._wake.set()
         return {
             "owner": self.slot.incarnation,
-            "process": list(msgspec.structs.astuple(self.slot.process)),
+            "process": [*self._process],
             "generation": generation,
             "readers": readers,
             "ticket": ticket,

@@ -45,6 +45,7 @@ LATE_S = 1.0
 PAUSE_S = 200e-6
 CLOSE_S = 5.0
 _ZEROS = ctypes.create_string_buffer(64)
+_ZEROS_ADDRESS = ctypes.addressof(_ZEROS)
 
 
 class MooncakeObjects(ObjectStore):
@@ -89,9 +90,9 @@ class MooncakeObjects(ObjectStore):
         keep: list[object] = [objects]
         addresses, sizes = [], []
         for item in objects:
-            pieces = self._pieces(item, keep, deadline)
-            addresses.append([address for address, _ in pieces])
-            sizes.append([nbytes for _, nbytes in pieces])
+            places, lengths = self._pieces(item, keep, deadline)
+            addresses.append(places)
+            sizes.append(lengths)
         client, config = self._client.sdk, self._config
 
         def put() -> list[int]:
@@ -109,8 +110,8 @@ class MooncakeObjects(ObjectStore):
                 self.remove(created, deadline=Deadline(CALL_S))
             raise self._error("put", min(codes))
 
-    def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> list[tuple[int, int]]:
-        """Return the memory, piece by piece, that makes up an object; what must live on goes into `keep`."""
+    def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> tuple[list[int], list[int]]:
+        """Return addresses and sizes of the pieces that make up an object; what must live on goes into `keep`."""
         content = item.content
         if self._client.staged:
             place = self._allocate(item.nbytes, deadline)
@@ -120,21 +121,23 @@ class MooncakeObjects(ObjectStore):
                 content.write_into(lease)
             else:
                 copy(place.address, content, item.nbytes)
-            return [(place.address, item.nbytes)]
+            return [place.address], [item.nbytes]
         if not isinstance(content, Frame):
             where = region(content)
             keep.append(where)
-            return [(where.address, where.nbytes)]
-        pieces: list[tuple[int, int]] = []
-        end = 0
+            return [where.address], [where.nbytes]
+        addresses, sizes, end = [], [], 0
         for offset, address, nbytes in content.segments():
             if offset > end:
-                pieces.append((ctypes.addressof(_ZEROS), offset - end))
-            pieces.append((address, nbytes))
+                addresses.append(_ZEROS_ADDRESS)
+                sizes.append(offset - end)
+            addresses.append(address)
+            sizes.append(nbytes)
             end = offset + nbytes
         if content.nbytes > end:
-            pieces.append((ctypes.addressof(_ZEROS), content.nbytes - end))
-        return pieces
+            addresses.append(_ZEROS_ADDRESS)
+            sizes.append(content.nbytes - end)
+        return addresses, sizes
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
