@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,10 @@ class _Open:
 
     end: sharing.End
     connector: OmniConnector
+    polls: Polls
     readers: int
     timeout_s: float
-    chunks: bool
+    overwrite: bool
 
 
 class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
@@ -76,11 +77,12 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         self._settings = EdgeSettings(name, config)
         # The engine tells a connector its stage, except the one that it makes for KV caches.
         self._for_kv = "stage_id" not in config
-        self._ends: dict[tuple[Edge, Role], _Open] = {}
+        # By stages: what is looked up for each payload costs no call.
+        self._producing: dict[tuple[str, str], _Open] = {}
+        self._consuming: dict[tuple[str, str], _Open] = {}
         self._opening = threading.Lock()
         self._lost = LostKeys(self._tell_consumers)
         self._outages = Outages()
-        self._polls = Polls()
         self._once = Once()
         self._hint: dict[str, Any] | None = None
         self._check()
@@ -103,20 +105,14 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
         """Put a payload; retries to the option ``timeout_s``. False: it is lost, and the request with it."""
-        edge = Edge(from_stage, to_stage)
-        if self._lost.holds(edge, put_key):
+        if self._lost.keys and self._lost.holds(Edge(from_stage, to_stage), put_key):
             # The engine sends the next chunk under the key of a lost one: the consumer must not take it for that.
             return False, 0, None
         try:
-            open_end = self._open(edge, Role.PRODUCER)
-            connector = open_end.connector
-            metadata = connector.put(
-                put_key,
-                wire_payload(data),
-                readers=open_end.readers,
-                overwrite=connector.capabilities.overwrite,
-            )
+            end = self._producing.get((from_stage, to_stage)) or self._open(Edge(from_stage, to_stage), Role.PRODUCER)
+            metadata = end.connector.put(put_key, wire_payload(data), readers=end.readers, overwrite=end.overwrite)
         except Exception as error:  # whatever it is, the engine knows one return value for it
+            edge = Edge(from_stage, to_stage)
             self._report("put", edge, put_key, error)
             self._lost.add(edge, put_key, f"put failed: {error}")
             return False, 0, None
@@ -127,36 +123,41 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
 
         Raises only where that is how the engine is told to wait no longer: see `stalled.end_wait`.
         """
-        name = (from_stage, to_stage, get_key)
-        if self._polls.vain(name):
+        end = None
+        try:
+            end = self._consuming.get((from_stage, to_stage)) or self._open(Edge(from_stage, to_stage), Role.CONSUMER)
+            payload = end.polls.poll(get_key, metadata or self._hint)
+        except Exception as error:  # raising in a poll loop is a traceback per millisecond
+            self._missed(Edge(from_stage, to_stage), get_key, error, end)
             return None
-        return self._take(
-            Edge(from_stage, to_stage),
-            get_key,
-            lambda open_end: self._polls.poll(name, open_end.connector, metadata or self._hint, stream=open_end.chunks),
-        )
+        if self._outages.since_s:
+            self._outages.over(Edge(from_stage, to_stage), get_key)
+        return None if payload is NOT_READY else delivered(payload)
 
     def get_with_deadline(
         self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None, *, deadline: float
     ) -> tuple[Any, int] | None:
         """Take a payload, waiting for it until `deadline` on the monotonic clock."""
-
-        def wait(open_end: _Open) -> Any:
-            try:
-                return open_end.connector.get(get_key, metadata or self._hint, timeout=deadline - time.monotonic())
-            except TransferTimeoutError:
-                return NOT_READY
-
-        return self._take(Edge(from_stage, to_stage), get_key, wait)
+        edge, end = Edge(from_stage, to_stage), None
+        try:
+            end = self._open(edge, Role.CONSUMER)
+            payload = end.connector.get(get_key, metadata or self._hint, timeout=deadline - time.monotonic())
+        except TransferTimeoutError:
+            payload = NOT_READY
+        except Exception as error:  # as above
+            self._missed(edge, get_key, error, end)
+            return None
+        self._outages.over(edge, get_key)
+        return None if payload is NOT_READY else delivered(payload)
 
     def abandon_get(self, get_key: str) -> None:
         """Stop waiting for a payload; it stays for whoever asks next."""
-        for open_end in self._of_role(Role.CONSUMER):
+        for open_end in list(self._consuming.values()):
             open_end.connector.forget(get_key)
 
     def cleanup(self, request_id: str) -> None:
         """Discard the payload of one put key, which a later request may use again (so this is no ``cleanup`` of ours)."""
-        for open_end in self._of_role(Role.PRODUCER):
+        for open_end in list(self._producing.values()):
             try:
                 if open_end.connector.exists([request_id])[0]:
                     open_end.connector.fail(request_id, "the engine aborted the request")
@@ -174,7 +175,7 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         """Probe every open end."""
         edges: dict[str, Any] = {}
         healthy = True
-        for open_end in list(self._ends.values()):
+        for open_end in [*self._producing.values(), *self._consuming.values()]:
             health = open_end.connector.health()
             healthy &= health.ok
             edges[f"{open_end.end.edge} {open_end.end.role.value}"] = {
@@ -190,20 +191,19 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
         if "_lost" not in self.__dict__:  # the base class' __del__ comes here after a failed __init__ too
             return
         self._lost.close()
-        ends = self._ends
-        while ends:
-            sharing.release(ends.popitem()[1].end)
+        for ends in (self._producing, self._consuming):
+            while ends:
+                sharing.release(ends.popitem()[1].end)
 
     # ---- inside
 
     def _open(self, edge: Edge, role: Role) -> _Open:
-        open_end = self._ends.get((edge, role))
-        if open_end is None:
-            with self._opening:
-                open_end = self._ends.get((edge, role))
-                if open_end is None:
-                    open_end = self._ends[edge, role] = self._make(edge, role)
-        return open_end
+        ends = self._producing if role is Role.PRODUCER else self._consuming
+        with self._opening:
+            end = ends.get(edge)
+            if end is None:
+                end = ends[edge.producer, edge.consumer] = self._make(edge, role)
+        return end
 
     def _make(self, edge: Edge, role: Role) -> _Open:
         planned = current_deployment().edges.get(edge)
@@ -218,22 +218,22 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             port = extra.zmq_port if is_port else place.control_port(extra.zmq_port, edge, kv=self._for_kv)
             options.setdefault(_CONTROL_PORT, port)
         end = sharing.End(spec.name, edge, role, place, options)
-        return _Open(end, sharing.acquire(end), extra.readers or settings.readers, extra.timeout_s, settings.chunks)
+        connector = sharing.acquire(end)
+        return _Open(
+            end,
+            connector,
+            Polls(connector, stream=settings.chunks),
+            extra.readers or settings.readers,
+            extra.timeout_s,
+            connector.capabilities.overwrite,
+        )
 
-    def _take(self, edge: Edge, key: str, take: Callable[[_Open], Any]) -> tuple[Any, int] | None:
-        timeout_s = 0.0
-        try:
-            open_end = self._open(edge, Role.CONSUMER)
-            timeout_s = open_end.timeout_s
-            payload = take(open_end)
-        except Exception as error:  # raising in a poll loop is a traceback per millisecond
-            self._report("get", edge, key, error)
-            passing = isinstance(error, OmniConnectorError) and error.retryable
-            if not passing or self._outages.lasting_s(edge, key) > timeout_s:
-                self._give_up(edge, key, error)
-            return None
-        self._outages.over(edge, key)
-        return None if payload is NOT_READY else delivered(payload)
+    def _missed(self, edge: Edge, key: str, error: Exception, end: _Open | None) -> None:
+        """A payload could not be taken, now or, if the cause does not pass, ever."""
+        self._report("get", edge, key, error)
+        passing = isinstance(error, OmniConnectorError) and error.retryable
+        if not passing or self._outages.lasting_s(edge, key) > (0.0 if end is None else end.timeout_s):
+            self._give_up(edge, key, error)
 
     def _give_up(self, edge: Edge, key: str, error: Exception) -> None:
         self._outages.over(edge, key)
@@ -242,9 +242,6 @@ class ConnectorAdapter(OmniConnectorBase):  # type: ignore[misc]
             logger.error("gave up: request=%s edge=%s key=%s fails now", _request_of(key, edge), edge, key)
         if wait is Wait.ENDS_IF_RAISED:
             raise error
-
-    def _of_role(self, role: Role) -> list[_Open]:
-        return [open_end for open_end in list(self._ends.values()) if open_end.end.role is role]
 
     def _tell_consumers(self, edge: Edge, key: str, reason: str) -> bool:
         try:

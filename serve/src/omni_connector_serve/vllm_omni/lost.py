@@ -33,11 +33,16 @@ class LostKeys:
     ----------
     tell
         Tells the consumers of a key for which reason it is lost; returns whether that worked.
+
+    Attributes
+    ----------
+    keys
+        The lost ones; as long as there are none, nothing need be asked.
     """
 
     def __init__(self, tell: Callable[[Edge, str, str], bool]) -> None:
         self._tell = tell
-        self._lost: dict[tuple[Edge, str], _Lost] = {}
+        self.keys: dict[tuple[Edge, str], _Lost] = {}
         self._lock = threading.Lock()
         self._teller: threading.Thread | None = None
         self._closed = threading.Event()
@@ -46,8 +51,8 @@ class LostKeys:
         """Remember a key and tell its consumers, now or when that is possible; forget what is a minute old."""
         now_s = time.monotonic()
         with self._lock:
-            self._lost = {name: lost for name, lost in self._lost.items() if lost.until_s > now_s}
-            self._lost[edge, key] = _Lost(reason, now_s + _REMEMBERED_S)
+            self.keys = {name: lost for name, lost in self.keys.items() if lost.until_s > now_s}
+            self.keys[edge, key] = _Lost(reason, now_s + _REMEMBERED_S)
             if self._teller is None and not self._closed.is_set():
                 self._teller = threading.Thread(target=self._run, name="omni-connector-lost", daemon=True)
                 self._teller.start()
@@ -56,7 +61,7 @@ class LostKeys:
         """Whether a key is lost. Asking keeps it so."""
         now_s = time.monotonic()
         with self._lock:
-            lost = self._lost.get((edge, key))
+            lost = self.keys.get((edge, key))
             if lost is None or lost.until_s <= now_s:
                 return False
             lost.until_s = now_s + _REMEMBERED_S
@@ -80,7 +85,7 @@ class LostKeys:
     def _untold(self) -> list[tuple[Edge, str, _Lost]]:
         now_s = time.monotonic()
         with self._lock:
-            untold = [(*name, lost) for name, lost in self._lost.items() if not lost.told and lost.until_s > now_s]
+            untold = [(*name, lost) for name, lost in self.keys.items() if not lost.told and lost.until_s > now_s]
             if not untold:
                 self._teller = None
         return untold

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -39,28 +38,35 @@ def wire_payload(data: Any) -> Any:
 
 
 def _without_structs(value: Any) -> Any:
-    """Replace structs by dicts of the fields that differ from their default, as the engine's own serialisation does."""
+    """Replace structs by dicts of the fields that differ from their default, as the engine's own serialisation does.
+
+    A call for each container, none for what is in it: the thread that puts is a cold one.
+    """
     if isinstance(value, msgspec.Struct):
-        return {
-            name: _without_structs(inner)
-            for name, default in _fields(type(value))
-            if (inner := getattr(value, name)) is not default
-        }
+        plain = {}
+        for name, default in _fields(type(value)):
+            inner = getattr(value, name)
+            if inner is not default:
+                plain[name] = _without_structs(inner) if isinstance(inner, _CONTAINERS) else inner
+        return plain
     if type(value) is dict:
-        return {name: _without_structs(inner) for name, inner in value.items()}
-    if type(value) is list:
-        return [_without_structs(inner) for inner in value] if any(map(_may_hold, value)) else value
+        plain = {}
+        for name, inner in value.items():
+            plain[name] = _without_structs(inner) if isinstance(inner, _CONTAINERS) else inner
+        return plain
+    if type(value) is list and not _PLAIN.issuperset(map(type, value)):
+        return [_without_structs(inner) for inner in value]
     return value
+
+
+_CONTAINERS = (msgspec.Struct, dict, list)
+_PLAIN = frozenset({int, float, str, bool, torch.Tensor})
 
 
 @functools.cache
 def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
     """Names and defaults; msgspec evaluates every annotation anew when it is asked, a millisecond for each struct."""
     return tuple((field.name, field.default) for field in msgspec.structs.fields(struct))
-
-
-def _may_hold(value: Any) -> bool:
-    return isinstance(value, (msgspec.Struct, dict, list))
 
 
 def delivered(payload: Any) -> tuple[Any, int]:
@@ -73,12 +79,14 @@ def delivered(payload: Any) -> tuple[Any, int]:
 
 def nbytes_of(payload: Any) -> int:
     """Bytes in a payload's tensors, arrays and byte strings; the engine logs it."""
-    if isinstance(payload, (torch.Tensor, np.ndarray, memoryview)):
-        return int(payload.nbytes)
-    if isinstance(payload, (bytes, bytearray)):
-        return len(payload)
-    if isinstance(payload, Mapping):
-        return sum(map(nbytes_of, payload.values()))
-    if isinstance(payload, (list, tuple)):
-        return sum(map(nbytes_of, payload))
-    return 0
+    nbytes, values = 0, [payload]
+    for value in values:
+        if isinstance(value, (torch.Tensor, np.ndarray, memoryview)):
+            nbytes += value.nbytes
+        elif isinstance(value, (bytes, bytearray)):
+            nbytes += len(value)
+        elif isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, (list, tuple)):
+            values += value
+    return nbytes

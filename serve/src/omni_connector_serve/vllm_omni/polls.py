@@ -3,29 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from omni_connector_core import NOT_READY, OmniConnector, OmniConnectorError
-from omni_connector_core.key import as_key
+from omni_connector_core import NOT_READY, Key, OmniConnector, OmniConnectorError
 
 __all__ = ["Polls"]
 
 ABANDONED_S = 10.0
 """The engine says nothing when it waits no longer, because a request was aborted; it polls at least twice a second until then."""
-
-Name = tuple[str, str, str]
-
-
-@dataclass(slots=True)
-class _Vain:
-    """A poll that found nothing, and what was new then."""
-
-    connector: OmniConnector
-    news: int | None
-    at_s: float
 
 
 class Polls:
@@ -33,49 +19,54 @@ class Polls:
 
     Of a stream it asks for the next chunk when it takes one: the producer then answers with its put, and the first poll of
     that chunk need not wait for an answer.
+
+    Parameters
+    ----------
+    connector
+        The consumer's end.
+    stream
+        Whether the keys end in the number of a chunk, and the next one will be polled for.
     """
 
-    def __init__(self) -> None:
-        self._vain: dict[Name, _Vain] = {}
+    def __init__(self, connector: OmniConnector, *, stream: bool) -> None:
+        self._connector = connector
+        self._transport = connector.transport
+        self._stream = stream
+        # Polls that found nothing: what was new then, and when that was.
+        self._vain: dict[str, tuple[int | None, float]] = {}
         self._tidy_at_s = 0.0
 
-    def vain(self, name: Name) -> bool:
-        """Whether a poll of that name, edge and key, would find nothing, like the last one."""
-        last = self._vain.get(name)
-        return last is not None and last.news is not None and last.news == last.connector.transport.news()
-
-    def poll(self, name: Name, connector: OmniConnector, metadata: Any, *, stream: bool) -> Any:
-        """Poll for the key of that name; see `OmniConnector.poll`.
-
-        Parameters
-        ----------
-        stream
-            Whether the key ends in the number of a chunk, and the next one will be polled for.
-        """
-        news = connector.transport.news()  # what comes during the poll is new to the next one
-        payload = connector.poll(name[2], metadata)
+    def poll(self, key: str, metadata: Any) -> Any:
+        """Poll for a key; see `OmniConnector.poll`. A poll that would find nothing, like the last one, is none."""
+        news = self._transport.news()  # what comes during the poll is new to the next one
+        last = self._vain.get(key)
+        if last is not None and news is not None and last[0] == news:
+            return NOT_READY
+        payload = self._connector.poll(key, metadata)
         if payload is NOT_READY:
             now_s = time.monotonic()
-            self._vain[name] = _Vain(connector, news, now_s)
+            self._vain[key] = news, now_s
             if now_s >= self._tidy_at_s:
                 self._tidy(now_s)
         else:
-            self._vain.pop(name, None)
-            if stream:
-                self._expect_next(name, connector)
+            self._vain.pop(key, None)
+            if self._stream:
+                self._expect_next(key)
         return payload
 
-    def _expect_next(self, name: Name, connector: OmniConnector) -> None:
-        head, _, chunk = name[2].rpartition("_")
+    def _expect_next(self, key: str) -> None:
+        head, _, chunk = key.rpartition("_")
         if chunk.isdecimal():
-            key = f"{head}_{int(chunk) + 1}"
-            with contextlib.suppress(OmniConnectorError):  # the poll for it will say so
-                connector.transport.expect([as_key(key)])
-            self._vain[name[0], name[1], key] = _Vain(connector, None, time.monotonic())
+            following = f"{head}_{int(chunk) + 1}"
+            try:
+                self._transport.expect([Key(following)])
+            except OmniConnectorError:
+                return  # the poll for it will say so
+            self._vain[following] = None, time.monotonic()
 
     def _tidy(self, now_s: float) -> None:
         self._tidy_at_s = now_s + ABANDONED_S
-        for name, last in list(self._vain.items()):
-            if last.at_s < now_s - ABANDONED_S:
-                del self._vain[name]
-                last.connector.forget(name[2])
+        for key, (_, at_s) in list(self._vain.items()):
+            if at_s < now_s - ABANDONED_S:
+                del self._vain[key]
+                self._connector.forget(key)

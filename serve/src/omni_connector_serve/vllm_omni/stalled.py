@@ -41,20 +41,25 @@ _EXPIRED = float("-inf")
 
 
 class Outages:
-    """Since when each key's polls have met the same wall."""
+    """Since when each key's polls have met the same wall.
+
+    Attributes
+    ----------
+    since_s
+        On the monotonic clock; empty as a rule.
+    """
 
     def __init__(self) -> None:
-        self._since_s: dict[tuple[Edge, str], float] = {}
+        self.since_s: dict[tuple[Edge, str], float] = {}
 
     def lasting_s(self, edge: Edge, key: str) -> float:
         """One more poll has failed: for how long have they done so, seconds."""
         now_s = time.monotonic()
-        return now_s - self._since_s.setdefault((edge, key), now_s)
+        return now_s - self.since_s.setdefault((edge, key), now_s)
 
     def over(self, edge: Edge, key: str) -> None:
         """A poll has gone through."""
-        if self._since_s:
-            self._since_s.pop((edge, key), None)
+        self.since_s.pop((edge, key), None)
 
 
 class Wait(enum.Enum):
