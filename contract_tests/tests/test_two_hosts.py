@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_contract_tests.harness.two_hosts import ADDRESS, TwoHosts, why_not
 
 SERVE = """
@@ -61,6 +62,24 @@ def test_nothing_crosses_until_it_is_healed(hosts, fault):
 def test_loss_is_survived_by_tcp(hosts):
     with hosts.loss(10):
         hosts.run("b", sys.executable, "-c", FETCH.replace("timeout=1", "timeout=20"))
+
+
+def test_a_server_is_reached_from_outside(hosts):
+    listen = "import socket; s = socket.create_server(('127.0.0.1', 4712)); print('up', flush=True); s.accept()[0].sendall(b'hello')"
+    server = subprocess.Popen([*hosts.prefix("b"), sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+    with server:
+        assert server.stdout.readline() == "up\n"
+        with hosts.connect("b", 4712) as connection:
+            assert connection.recv(5) == b"hello"
+    with pytest.raises(RuntimeError, match="refused"):
+        hosts.connect("a", 4712)
+
+
+def test_the_hosts_know_their_names_and_reap_orphans(hosts):
+    for host, address in ADDRESS.items():
+        assert address in hosts.run(host, "getent", "hosts", f"mh-{host}")
+    hosts.run("a", "sh", "-c", "sleep 0.01 & sleep 0.01 & exit")
+    eventually(lambda: " Z" not in hosts.run("a", "ps", "-e", "-o", "pid,stat"))
 
 
 def test_everything_is_gone_when_it_is_killed():

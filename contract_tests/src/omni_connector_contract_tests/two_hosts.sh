@@ -4,8 +4,9 @@
 [ "$MH_IN" ] || exec env MH_IN=1 unshare $([ "$(id -u)" = 0 ] || echo -Ur) -nmp --propagation private --fork --kill-child --mount-proc bash "$0" "$@"
 set -e
 mount -t tmpfs mh /run; mkdir /run/bin; export PATH=/run/bin:$PATH
+printf '%s\n' '127.0.0.1 localhost' '10.77.0.1 mh-a' '10.77.0.2 mh-b' >/run/hosts; mount --bind /run/hosts /etc/hosts
 for h in a b; do
-  unshare -nmiup --fork --mount-proc sh -c "hostname mh-$h; mount -t tmpfs shm /dev/shm; ip link set lo up; touch /run/$h.up; exec sleep infinity" & p=$!
+  unshare -nmiup --fork --mount-proc sh -c "hostname mh-$h; mount -t tmpfs shm /dev/shm; ip link set lo up; touch /run/$h.up; sleep infinity; :" & p=$!
   until [ -e /run/$h.up ]; do sleep .01; done
   c=$(cat /proc/$p/task/$p/children); echo ${c% } >/run/$h.pid
 done

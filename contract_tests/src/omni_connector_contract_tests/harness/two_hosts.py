@@ -19,7 +19,9 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +46,14 @@ def why_not() -> str | None:
         return f"two hosts need {', '.join(missing)}: apt-get install util-linux iproute2 nftables"
     tried = subprocess.run(["bash", SCRIPT, "true"], capture_output=True, text=True, check=False)
     return None if tried.returncode == 0 else f"two hosts cannot be made: {tried.stderr.strip()}"
+
+
+CONNECT: Final = """
+import socket, sys
+channel, port = map(int, sys.argv[1:])
+with socket.create_connection(("127.0.0.1", port)) as connection, socket.socket(fileno=channel) as channel:
+    socket.send_fds(channel, [b"."], [connection.fileno()])
+"""
 
 
 class TwoHosts:
@@ -84,6 +94,28 @@ class TwoHosts:
         if done.returncode:
             raise RuntimeError(f"on {host}: {' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
+
+    def connect(self, host: Host, port: int) -> socket.socket:
+        """Connect to a server on a host, as its neighbour there would; usable from outside.
+
+        Raises
+        ------
+        RuntimeError
+            Nothing listens there.
+        """
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            done = subprocess.run(
+                [*self.prefix(host), sys.executable, "-S", "-c", CONNECT, str(theirs.fileno()), str(port)],
+                pass_fds=[theirs.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError(f"on {host}: {done.stderr.strip()}")
+            [descriptor] = socket.recv_fds(ours, 1, 1)[1]
+        return socket.socket(fileno=descriptor)
 
     # ---- what can be done to the cable
 
