@@ -29,6 +29,14 @@ def test_it_serves_and_leaves_nothing_behind(tmp_path):
     assert not psutil.pid_exists(pid)
 
 
+def test_a_worker_leaves_a_processor_to_its_clients():
+    """Its I/O threads spin until a request is there as a whole: on all processors they would wait for clients that do not run."""
+    with start(memory="64MiB") as service:
+        pid = service.daemons["worker0"].pid
+        theirs = {cpu for thread in os.listdir(f"/proc/{pid}/task") for cpu in os.sched_getaffinity(int(thread))}
+        assert len(theirs) == max(len(os.sched_getaffinity(0)) - 1, 1)
+
+
 def test_its_workers_die_with_the_process_that_started_them():
     code = (
         "import sys\n"
