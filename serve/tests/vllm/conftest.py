@@ -35,10 +35,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def mixture_of_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of the pipeline tinyomni_moe."""
+    directory = tmp_path_factory.mktemp("moe")
+    subprocess.run([sys.executable, "-m", "omni_cpu_rig.checkpoint", str(directory), "--moe"], check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """``with serve("two", {"async_chunk": True}) as server:``: leaving it fails if anything is left behind.
 
-    ``killed=True`` says that the test kills processes of the server.
+    ``killed=True`` says that the test kills processes of the server; `checkpoint` is what it serves, if not `model`.
     """
     from omni_server import Server, wait_until, write_deploy
 
@@ -50,6 +58,7 @@ def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         upstream: str | None = None,
         environment: Mapping[str, str] | None = None,
         killed: bool = False,
+        checkpoint: Path = model,
         **options: Any,
     ) -> Iterator[Server]:
         directory = tmp_path_factory.mktemp(base)
@@ -57,12 +66,12 @@ def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         before = names_in("/dev/shm")
         runtime_dir = tempfile.mkdtemp(prefix="oc-")  # short: the paths of Unix sockets are limited
         ours = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_RUNTIME_DIR": runtime_dir}
-        server = Server(deploy, model, directory, environment={**ours, **(environment or {})}, **options)
+        server = Server(deploy, checkpoint, directory, environment={**ours, **(environment or {})}, **options)
         with server:
             yield server
         assert server.left_behind == []
         wait_until(
-            lambda: not unused(names_in("/dev/shm") - before), 10, f"shared memory stays: {names_in('/dev/shm')}"
+            lambda: not unused(names_in("/dev/shm") - before), 60, f"shared memory stays: {names_in('/dev/shm')}"
         )
         # vLLM kills an engine whose workers take more than five seconds to go; the socket of a killed process stays, for the
         # next one of its edge to remove.

@@ -28,6 +28,8 @@ from typing import Any, Self
 import psutil
 import yaml
 
+from omni_connector_contract_tests.harness.two_hosts import ADDRESS, TwoHosts
+
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
 DEPLOYS = Path(__file__).parent / "deploy"
@@ -48,11 +50,15 @@ AUDIO = {
     "three": ("d6404dc84180ebb0", "6dc93a7a4b9d68f2"),
     "three chunks": ("34f537bb596d0a7e", "256124e844073418"),
     "kv": ("29b11f78d6febb0f", "41f249841ff6b0bd"),
+    "experts": ("196ba2500b4b4432", "f913d052efd9b441"),
 }
 """Hashes of the audio of "hello 0" and "hello 1", by deploy file, measured with vLLM-Omni's own SharedMemoryConnector."""
 
 # One process a stage; unset, the layout of a GPU machine (an engine process and a worker process a stage).
 ONE_PROCESS_A_STAGE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# Stages and workers are forked from a process that has imported everything, where a start would take a minute and more. Each
+# layout has a server that starts as it does on a GPU machine: TestChunks, TestHeadAndHeadless and test_vllm_two_hosts.py.
+FORKED = {"OMNI_CPU_RIG_FORK": "1"}
 
 
 @dataclass(frozen=True)
@@ -150,9 +156,14 @@ def wait_until(condition: Callable[[], bool], timeout: float, otherwise: str) ->
         threading.Event().wait(0.05)
 
 
+def engines_of(server: Process | Server, stage: int) -> list[psutil.Process]:
+    """The engine processes of a stage, one a replica."""
+    return [process for process in server.tree() if f"stage{stage}_replica" in process.name()]
+
+
 def engine_of(server: Process | Server, stage: int, replica: int = 0) -> psutil.Process:
-    """The engine process of a stage."""
-    [engine] = [process for process in server.tree() if f"stage{stage}_replica{replica}" in process.name()]
+    """The engine process of a replica of a stage."""
+    [engine] = [engine for engine in engines_of(server, stage) if f"_replica{replica}" in engine.name()]
     return engine
 
 
@@ -240,8 +251,11 @@ class Process:
     def terminate(self) -> list[psutil.Process]:
         """Tell it to stop, as an operator does; returns the process and its descendants."""
         family = self.tree()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        for process in family:
+            if process.name() != "nsenter":  # which takes a command to a host, but no signal
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGTERM)
+                break
         return family
 
     def join(self, family: list[psutil.Process]) -> list[psutil.Process]:
@@ -272,6 +286,10 @@ class Server:
         Logs go here.
     headless
         Ids of stages that get a `vllm serve --headless` of their own.
+    hosts
+        Two hosts to serve on: the stages of even number, with the head, on one, those of odd number on the other.
+    arguments
+        More of `vllm serve`'s arguments.
     environment
         Added to the environment of every process.
     """
@@ -283,28 +301,37 @@ class Server:
         directory: Path,
         *,
         headless: Sequence[int] = (),
+        hosts: TwoHosts | None = None,
+        arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.directory = directory
+        self._hosts = hosts
         self.left_behind: list[psutil.Process] = []
         directory.mkdir(parents=True, exist_ok=True)
         vllm = str(Path(sys.executable).parent / "vllm")
         common = [vllm, "serve", str(model), "--omni", "--deploy-config", str(deploy), "--served-model-name", "tiny"]
-        common += ["--host", "127.0.0.1", "--port", str(self.port)]
-        master = ["--omni-master-address", "127.0.0.1", "--omni-master-port", str(free_port())] if headless else []
+        common += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        address = "127.0.0.1" if hosts is None else ADDRESS["a"]
+        master = ["--omni-master-address", address, "--omni-master-port", str(free_port())] if headless else []
         head = [*common, *master, *(["--stage-id", "0"] if headless else [])]
-        commands = {"head": head} | {
-            f"stage{stage}": [*common, *master, "--headless", "--stage-id", str(stage)] for stage in headless
+        commands = {"head": (0, head)} | {
+            f"stage{stage}": (stage, [*common, *master, "--headless", "--stage-id", str(stage)]) for stage in headless
         }
         self.processes = {
-            name: Process(command, environment or {}, directory / f"{name}.log") for name, command in commands.items()
+            name: Process(
+                [*([] if hosts is None else hosts.prefix("b" if stage % 2 else "a")), *command],
+                environment or {},
+                directory / f"{name}.log",
+            )
+            for name, (stage, command) in commands.items()
         }
 
     def __enter__(self) -> Self:
         try:
             self.head.wait_for("Application startup complete", READY_TIMEOUT_S)
-            wait_until(self._listens, 10, "the server does not listen")  # uvicorn binds just after that line
+            wait_until(self._listens, 60, "the server does not listen")  # uvicorn binds just after that line
         except BaseException:
             self.stop()
             raise
@@ -314,8 +341,26 @@ class Server:
         self.stop()
 
     def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        try:
+            self._connect().close()
+        except (OSError, RuntimeError):
+            return False
+        return True
+
+    def _connect(self) -> socket.socket:
+        if self._hosts is None:
+            return socket.create_connection(("127.0.0.1", self.port))
+        return self._hosts.connect("a", self.port)
+
+    @contextlib.contextmanager
+    def _http(self, timeout: float) -> Iterator[http.client.HTTPConnection]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.sock = self._connect()
+        connection.sock.settimeout(timeout)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
     @property
     def head(self) -> Process:
@@ -359,18 +404,18 @@ class Server:
         for end in ends:
             wait_until(
                 lambda end=end: self.stats(*end[:3])[end[3]] >= before[end] + 2,
-                10,
+                60,
                 f"the counters of {end} do not move",
             )
         assert drop_in or not [line for line in self.lines() if "Created connector: SharedMemoryConnector" in line]
 
-    def assert_hung_up_requests_send_nothing(self, audio: str, edges: Mapping[str, str], *, max_tokens: int) -> None:
+    def assert_hung_up_requests_send_nothing(self, audio: str, edges: Mapping[str, str]) -> None:
         """Of requests whose clients hang up while the first stage is at work nothing is put, unlike of the two after them."""
         first = next(iter(edges))
         before = self.stats(edges[first], first, "producer")["puts"]
-        for number in range(4):
-            with self.request(f"hello {number}", max_tokens=max_tokens, stream=True) as watched:
-                assert watched.getresponse().readline()  # the first word: it is in the middle
+        for _ in range(4):
+            with self.held():
+                pass
         self.assert_serves(audio, edges)
         assert self.stats(edges[first], first, "producer")["puts"] == before + 2
 
@@ -381,14 +426,18 @@ class Server:
     @contextlib.contextmanager
     def request(self, text: str, *, timeout: float = 120.0, **body: Any) -> Iterator[http.client.HTTPConnection]:
         """Send a chat request and yield the connection; leaving the block hangs up, answered or not."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         messages = [{"role": "user", "content": text}]
         body = {"model": "tiny", "messages": messages, "modalities": ["text", "audio"], **body}
-        try:
+        with self._http(timeout) as connection:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
             yield connection
-        finally:
-            connection.close()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Send a request that the first stage cannot end; inside the block it is in its middle, leaving it hangs up."""
+        with self.request("~", stream=True) as held:
+            assert held.getresponse().readline()  # the first word
+            yield
 
     def chat(self, text: str, **kwargs: Any) -> Reply:
         """Send a chat request and wait for its answer."""
@@ -422,9 +471,6 @@ class Server:
 
     def health(self) -> int:
         """Status of GET /health."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
+        with self._http(60) as connection:
             connection.request("GET", "/health")
             return connection.getresponse().status
-        finally:
-            connection.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Server, wait_until
+from omni_server import AUDIO, FORKED, ONE_PROCESS_A_STAGE, Server, wait_until
 
 from omni_connector_core import plugin_manager
 from omni_connector_core.services import Service
@@ -83,7 +83,7 @@ def three_stages(serve: Callable[..., Any], carriers: dict[str, Carrier], *, asy
         "stages.2.input_connectors": {"from_stage_1": "other"},
     }
     apart = {"PYTHONPATH": str(APART)} if any(carrier.backend not in HERE for carrier in carriers.values()) else {}
-    with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **apart}) as server:
+    with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **FORKED, **apart}) as server:
         yield server
 
 

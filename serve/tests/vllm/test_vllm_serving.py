@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from omni_server import AUDIO, ONE_PROCESS_A_STAGE, Reply, Server, engine_of, wait_until
+from omni_server import AUDIO, FORKED, ONE_PROCESS_A_STAGE, Reply, Server, engine_of, engines_of, wait_until
 
 OURS = {"0->1": "shared_memory"}
 TWO_DEVICES_EACH = {"stages.0.devices": "2,3", "stages.1.devices": "4,5"}
@@ -33,14 +33,34 @@ def wait_for_puts(server: Server, puts: int) -> None:
     wait_until(lambda: puts_of(server) >= puts, 60, "the first stage puts no more")
 
 
+def failed_puts(server: Server) -> list[str]:
+    """The log lines of puts that failed, when there is one: an answer may be read before the log."""
+    server.head.wait_for("put failed: request=", 60)
+    return [line for line in server.lines() if "put failed: request=" in line]
+
+
 @contextlib.contextmanager
-def killed_in_the_middle(server: Server, stage: int, *, replica: int = 0) -> Iterator[list[Reply]]:
-    """Kill a stage while the first one is at work on four requests; yields their answers."""
-    with ThreadPoolExecutor(4) as pool, server.request("hello 2", max_tokens=LONG, stream=True) as watched:
-        assert watched.getresponse().readline()  # the first word
-        replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(4)]
-        engine_of(server, stage, replica).kill()
-        yield [reply.result() for reply in replies]
+def frozen(engines: list[psutil.Process]) -> Iterator[None]:
+    """Stop engines, so that no request gets past them; they go on at the end, those that are not killed by then."""
+    for engine in engines:
+        engine.suspend()
+    try:
+        yield
+    finally:
+        for engine in engines:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.resume()
+
+
+def answers_of_four_when_killed(server: Server, stage: int, *, replica: int = 0) -> list[Reply]:
+    """Kill a stage while the first one is at work: in the middle of a request, with four more that it has not ended."""
+    killed = engine_of(server, stage, replica)
+    with ThreadPoolExecutor(4) as pool:
+        with server.held(), frozen(engines_of(server, 0)):
+            replies = [pool.submit(server.chat, f"hello {number}") for number in range(4)]
+            killed.kill()
+            server.head.wait_for(f"Stage-{stage} replica-{replica} is dead", 60)
+        return [reply.result() for reply in replies]
 
 
 @contextlib.contextmanager
@@ -48,15 +68,10 @@ def frozen_in_the_middle_of_chunks(server: Server) -> Iterator[tuple[psutil.Proc
     """Stop the second stage, so that no request can come to its end, and wait until the first is at work on three; yields both."""
     before = puts_of(server)
     consumer = engine_of(server, 1)
-    with ThreadPoolExecutor(3) as pool:
-        consumer.suspend()
-        try:
-            replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(3)]
-            wait_for_puts(server, before + 10)
-            yield consumer, replies
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                consumer.resume()
+    with ThreadPoolExecutor(3) as pool, frozen([consumer]):
+        replies = [pool.submit(server.chat, f"hello {number}", max_tokens=LONG) for number in range(3)]
+        wait_for_puts(server, before + 10)
+        yield consumer, replies
 
 
 class TestFullPayload:
@@ -72,7 +87,7 @@ class TestFullPayload:
             **TWO_DEVICES_EACH,
             **ROOM_FOR_LONG,
         }
-        with serve("two", changes, environment=ONE_PROCESS_A_STAGE, killed=True) as server:
+        with serve("two", changes, environment={**ONE_PROCESS_A_STAGE, **FORKED}, killed=True) as server:
             yield server
 
     def test_audio(self, server: Server) -> None:
@@ -94,7 +109,7 @@ class TestFullPayload:
         server.assert_memory_returns("0->1", "shared_memory")
 
     def test_what_a_client_hangs_up_on_is_not_sent(self, server: Server) -> None:
-        server.assert_hung_up_requests_send_nothing("two", OURS, max_tokens=LONG)
+        server.assert_hung_up_requests_send_nothing("two", OURS)
 
     def test_what_cannot_be_sent_fails_its_request_alone_and_at_once(self, server: Server) -> None:
         with ThreadPoolExecutor(2) as pool:
@@ -103,21 +118,21 @@ class TestFullPayload:
         assert too_long.result().status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert too_long.result().seconds < 60
         assert other.sha256 == AUDIO["two"][0]
-        [put] = [line for line in server.lines() if "put failed: request=" in line]
+        [put] = failed_puts(server)
         assert "cause=PayloadTooLargeError" in put
         server.assert_memory_returns("0->1", "shared_memory")
 
     def test_a_killed_consumer_leaves_the_work_to_its_replica(self, server: Server) -> None:
-        with killed_in_the_middle(server, 1, replica=0) as replies:
-            assert [reply.status for reply in replies] == [HTTPStatus.OK] * 4
+        replies = answers_of_four_when_killed(server, 1, replica=0)
+        assert [reply.status for reply in replies] == [HTTPStatus.OK] * 4
         assert server.health() == HTTPStatus.OK
         server.assert_serves("two", OURS)
         server.assert_memory_returns("0->1", "shared_memory")
 
     def test_the_last_consumer_killed_fails_its_requests_at_once(self, server: Server) -> None:
-        with killed_in_the_middle(server, 1, replica=1) as replies:
-            assert {reply.status for reply in replies} == {HTTPStatus.INTERNAL_SERVER_ERROR}
-            assert max(reply.seconds for reply in replies) < 60
+        replies = answers_of_four_when_killed(server, 1, replica=1)
+        assert {reply.status for reply in replies} == {HTTPStatus.INTERNAL_SERVER_ERROR}
+        assert max(reply.seconds for reply in replies) < 60
         assert server.health() == HTTPStatus.SERVICE_UNAVAILABLE
         assert server.chat("hello 0").status == HTTPStatus.INTERNAL_SERVER_ERROR
         server.assert_memory_returns("0->1", "shared_memory")
@@ -145,9 +160,9 @@ class TestChunks:
         server.assert_serves("two chunks", OURS, drop_in=True)
 
     def test_clients_that_hang_up_in_the_middle(self, server: Server) -> None:
-        for number in range(4):
+        for _ in range(4):
             before = puts_of(server)
-            with server.request(f"hello {number}", max_tokens=LONG):
+            with server.held():
                 wait_for_puts(server, before + 3)
         server.assert_serves("two chunks", OURS, drop_in=True)
         server.assert_memory_returns("0->1", "shared_memory")
@@ -170,7 +185,7 @@ class TestThreeStagesOfChunks:
     def server(self, serve: Serve) -> Iterator[Server]:
         # The second stage stops before it has read all chunks of the first: what it leaves is freed by its time to live.
         changes = {"async_chunk": True, "connectors.edge.extra": {"capacity_bytes": "64KiB", "ttl_s": 5}}
-        with serve("three", changes, environment=ONE_PROCESS_A_STAGE, killed=True) as server:
+        with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **FORKED}, killed=True) as server:
             yield server
 
     def test_audio(self, server: Server) -> None:
@@ -182,7 +197,7 @@ class TestThreeStagesOfChunks:
         assert too_long.status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert too_long.seconds < 60
         assert other.sha256 == AUDIO["three chunks"][0]
-        [put] = [line for line in server.lines() if "put failed: request=" in line]
+        [put] = failed_puts(server)
         assert "edge=0->1" in put
         assert "cause=PayloadTooLargeError" in put
         server.assert_memory_returns("0->1", "shared_memory")
@@ -212,7 +227,7 @@ class TestHeadAndHeadless:
         server.assert_memory_returns("0->1", "shared_memory")
 
     def test_a_killed_producer_fails_its_requests_at_once(self, server: Server) -> None:
-        with killed_in_the_middle(server, 0) as replies:
-            assert {reply.status for reply in replies} == {HTTPStatus.INTERNAL_SERVER_ERROR}
-            assert max(reply.seconds for reply in replies) < 60
+        replies = answers_of_four_when_killed(server, 0)
+        assert {reply.status for reply in replies} == {HTTPStatus.INTERNAL_SERVER_ERROR}
+        assert max(reply.seconds for reply in replies) < 60
         assert server.health() == HTTPStatus.SERVICE_UNAVAILABLE

@@ -19,11 +19,20 @@ def platform() -> str | None:
 def register() -> None:
     """Register the models and pipelines; the environment may ask for more.
 
-    ``OMNI_CPU_RIG_MOE=1`` repairs expert parallelism on a CPU; ``OMNI_CPU_RIG_TIMING=DIRECTORY`` times the connectors.
+    ``OMNI_CPU_RIG_FORK=1`` forks stages and workers; ``OMNI_CPU_RIG_MOE=1`` repairs expert parallelism on a CPU;
+    ``OMNI_CPU_RIG_TIMING=DIRECTORY`` times the connectors.
     """
+    from omni_cpu_rig.frontends import load_plugins_in_frontends
+    from omni_cpu_rig.holding import hold_requests
     from omni_cpu_rig.pipelines import register_pipelines
 
     register_pipelines()
+    hold_requests()
+    load_plugins_in_frontends()
+    if os.environ.get("OMNI_CPU_RIG_FORK") == "1":
+        from omni_cpu_rig.forking import fork_what_is_spawned
+
+        fork_what_is_spawned()
     if os.environ.get("OMNI_CPU_RIG_MOE") == "1":
         from omni_cpu_rig.expert_parallel import use_local_expert_ids
 
