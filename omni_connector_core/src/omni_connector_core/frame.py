@@ -39,7 +39,7 @@ import numpy as np
 
 from omni_connector_core import checksum
 from omni_connector_core.errors import BufferMismatchError, DecodeError
-from omni_connector_core.memcpy import RELEASE_GIL_NBYTES, Region, array_address, copy, region
+from omni_connector_core.memcpy import RELEASE_GIL_NBYTES, Region, array_address, bytes_address, copy, region
 
 __all__ = [
     "ALIGNMENT",
@@ -110,10 +110,11 @@ class Frame:
     __slots__ = ("_sources", "head", "nbytes")
 
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
-        if len(meta) >= 1 << 32:
+        count, meta_nbytes = len(sources), len(meta)
+        if meta_nbytes >= 1 << 32:
             raise ValueError("the values beside the buffers are longer than 4 GiB")
         lengths: list[int] = []
-        unpadded = PREFIX_NBYTES + 8 * len(sources) + len(meta)
+        unpadded = PREFIX_NBYTES + 8 * count + meta_nbytes
         head_nbytes = nbytes = (unpadded + 63) & -64
         for _, length, _ in sources:
             lengths.append(length)
@@ -121,8 +122,8 @@ class Frame:
         self.nbytes = nbytes
         self._sources = sources
         total = checksum.data_sum(checksum_algorithm, self.buffers) if checksum_algorithm else 0
-        fields = _after_sum(len(lengths)).pack(
-            FORMAT_VERSION, 0, checksum_algorithm, len(lengths), len(meta), nbytes, total, *lengths
+        fields = _after_sum(count).pack(
+            FORMAT_VERSION, 0, checksum_algorithm, count, meta_nbytes, nbytes, total, *lengths
         )
         head_sum = zlib.crc32(meta, zlib.crc32(fields))
         self.head = b"".join((_START.pack(MAGIC, head_sum), fields, meta, _PADDING[: head_nbytes - unpadded]))
@@ -171,7 +172,7 @@ class Frame:
         """
         head = self.head
         offset = len(head)
-        pieces = [Segment(0, region(head).address, offset)]
+        pieces = [Segment(0, bytes_address(head), offset)]
         for index, (origin, nbytes, _owner) in enumerate(self._sources):
             if nbytes:
                 address = origin if type(origin) is int else self._place(index).address

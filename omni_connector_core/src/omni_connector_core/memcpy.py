@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Region", "aligned_copy", "copy", "region"]
+__all__ = ["Region", "aligned_copy", "bytes_address", "copy", "region"]
 
 RELEASE_GIL_NBYTES = 1 << 20
 
@@ -27,9 +27,9 @@ _holding_gil = _memmove(ctypes.PyDLL(None))
 _releasing_gil = _memmove(ctypes.CDLL(None))
 
 
-_bytes_address = ctypes.PyDLL(None).PyBytes_AsString
-_bytes_address.argtypes = (ctypes.py_object,)
-_bytes_address.restype = ctypes.c_void_p
+bytes_address = ctypes.PyDLL(None).PyBytes_AsString
+bytes_address.argtypes = (ctypes.py_object,)
+bytes_address.restype = ctypes.c_void_p
 
 
 class Region(NamedTuple):
@@ -89,7 +89,7 @@ def region(buffer: Any, *, writable: bool = False) -> Region:
         If it is not contiguous.
     """
     if type(buffer) is bytes and not writable:  # the frequent case; the way below takes 7 us
-        return Region(_bytes_address(buffer), len(buffer), buffer)
+        return Region(bytes_address(buffer), len(buffer), buffer)
     if hasattr(buffer, "data_ptr"):
         if not (buffer.is_contiguous() and buffer.device.type == "cpu"):
             raise ValueError("the tensor is not contiguous in CPU memory")
@@ -105,7 +105,7 @@ def array_address(array: np.ndarray[Any, Any]) -> int:
     """Address of the first element of an array of any dtype."""
     try:
         # four times faster than asking the array
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         # read-only, empty, strided, or of a dtype that the buffer protocol does not know
         return int(array.__array_interface__["data"][0])

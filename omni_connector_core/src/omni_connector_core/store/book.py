@@ -118,8 +118,9 @@ class Book:
         """Enter a payload whose room was reserved; replaces what was said of its key."""
         key = entry.key
         with self._lock:
-            self._drop(key)
-            self.endings.pop(key, None)
+            if self.described(key):
+                self._drop(key)
+                self.endings.pop(key, None)
             self.live[key] = entry
             keys = self._by_request.get(key.request_id)
             if keys is None:
