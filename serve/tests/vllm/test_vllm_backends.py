@@ -82,8 +82,10 @@ def three_stages(serve: Callable[..., Any], carriers: dict[str, Carrier], *, asy
         "stages.1.output_connectors": {"to_stage_2": "other"},
         "stages.2.input_connectors": {"from_stage_1": "other"},
     }
-    apart = {"PYTHONPATH": str(APART)} if any(carrier.backend not in HERE for carrier in carriers.values()) else {}
-    with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **FORKED, **apart}) as server:
+    # What is apart is to be imported before the rest of a stage, as vllm-omni does, or it crashes: it cannot be forked.
+    apart = any(carrier.backend not in HERE for carrier in carriers.values())
+    start = {"PYTHONPATH": str(APART)} if apart else FORKED
+    with serve("three", changes, environment={**ONE_PROCESS_A_STAGE, **start}) as server:
         yield server
 
 
