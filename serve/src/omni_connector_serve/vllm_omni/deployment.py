@@ -3,7 +3,7 @@
 
 vLLM-Omni tells an out-of-tree connector neither its edge nor what stands at the other end. The deploy file does: the main
 process finds it on its command line and passes it on to every process that it starts, in the environment, together with
-one namespace for all of them. A program that uses the Python API, or Ray, sets the two variables itself.
+one namespace for all of them; vLLM carries it to Ray's. A program that uses the Python API sets the two variables itself.
 """
 
 from __future__ import annotations
