@@ -15,7 +15,6 @@ import ctypes
 import mmap
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import CapacityError, PayloadTooLargeError
+from omni_connector_core.lease import watch
 
 if TYPE_CHECKING:
     from omni_connector_core.frame import Frame
@@ -101,7 +101,7 @@ class Region:
     def lease(self) -> Any:
         """Return a writable buffer object over the region, which frees it when it is garbage collected."""
         own = self.buffer()
-        weakref.finalize(own, self.arena.release, self).atexit = False
+        watch(own, self.arena.release, self)
         return own
 
     @property

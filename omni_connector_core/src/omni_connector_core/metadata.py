@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from omni_connector_core.errors import IncompatibleMetadataError
 from omni_connector_core.key import Edge, Key, Producer
@@ -81,7 +81,7 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     IncompatibleMetadataError
         Ours, but of another version, transport, edge, key or producer, or damaged.
     """
-    if not isinstance(metadata, Mapping) or not metadata:
+    if metadata is None or not _is_mapping(metadata) or not metadata:
         return ANYWHERE if producer is None else Where(producer=producer)
     version = metadata.get(_MARK)
     if version is None:
@@ -103,7 +103,7 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     except (KeyError, TypeError) as error:
         raise IncompatibleMetadataError(f"the metadata is damaged: {error!r}") from error
     shape = [type(field) for field in (*their_edge, *their_key, *their_producer, nbytes)]
-    if shape != [str, str, str, int, str, int, int, int] or not isinstance(at, Mapping):
+    if shape != [str, str, str, int, str, int, int, int] or not _is_mapping(at):
         raise IncompatibleMetadataError("the metadata is damaged: a field has the wrong type")
     for name, theirs, ours in (("edge", their_edge, edge), ("key", their_key, key)):
         if theirs != ours:
@@ -111,6 +111,10 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     if producer is not None and producer != their_producer:
         raise IncompatibleMetadataError(f"the metadata is of {their_producer}, the call asks for {producer}")
     return Where(their_producer, at, nbytes)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return type(value) is dict or isinstance(value, Mapping)  # which asks the abstract class, in Python
 
 
 def _hint(metadata: Mapping[Any, Any]) -> tuple[str, int] | None:

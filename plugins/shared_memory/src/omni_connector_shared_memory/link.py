@@ -7,7 +7,6 @@ import mmap
 import os
 import select
 import socket
-import weakref
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from omni_connector_core.errors import (
     IncompatibleMetadataError,
     OmniConnectorError,
 )
+from omni_connector_core.lease import watch
 from omni_connector_core.transport import Memory
 from omni_connector_shared_memory import protocol
 from omni_connector_shared_memory.board import ANSWERED, ASKED, MARKS, RELEASED, TAKEN, WANTED, open_board
@@ -28,20 +28,6 @@ __all__ = ["Link"]
 
 PRIVATE_COPY_NBYTES = 1 << 20
 """Up to this size a payload with several readers is copied; a private mapping costs more than that."""
-
-
-class _Lease(weakref.ref[Any]):
-    """Watches memory that was handed out; when it goes, the claim ends."""
-
-    __slots__ = ("ticket",)
-    ticket: int
-
-
-_leases: dict[int, _Lease] = {}
-"""All of this process, by id: while a view lives, so do its lease and its link, whoever else forgets them."""
-
-# a forked child has copies of the views, but their leases are its parent's to end
-os.register_at_fork(after_in_child=_leases.clear)
 
 
 @lru_cache(maxsize=256)
@@ -130,10 +116,8 @@ class Link:
             return memory
         else:
             memory = array.from_buffer(*self._map_private(found))
-        lease = _Lease(memory, self._ended)
-        lease.ticket = found.ticket
         self._held[found.ticket] = found.nbytes
-        _leases[id(lease)] = lease
+        watch(memory, self._ended, found.ticket)
         return memory
 
     def _map_private(self, found: protocol.Find) -> tuple[mmap.mmap, int]:
@@ -181,11 +165,10 @@ class Link:
             os.close(self._pool_fd)
             self._pool_fd = -1
 
-    def _ended(self, lease: Any) -> None:
+    def _ended(self, ticket: int) -> None:
         # runs as a finalizer, in any thread at any point: no locks
-        del _leases[id(lease)]
-        del self._held[lease.ticket]
-        self._release(lease.ticket)
+        del self._held[ticket]
+        self._release(ticket)
         if self._retired and not self._held:
             self.close()
 
