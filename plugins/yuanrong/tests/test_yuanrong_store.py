@@ -406,6 +406,32 @@ def test_a_worker_that_lost_the_client_that_looks_still_answers(cluster, name, m
     assert not store._open._suspect
 
 
+def test_a_busy_worker_is_asked_for_its_health_again(cluster, monkeypatch):
+    """As seen on a busy host: one attempt got no answer in time, and a worker that served was reported as ill."""
+
+    class Status:
+        def __init__(self, text):
+            self.text = text
+
+        def is_ok(self):
+            return not self.text
+
+        def to_string(self):
+            return self.text
+
+    class Client:
+        def health_check(self):
+            return answers.pop(0)
+
+    answers = [Status("code: [RPC deadline exceeded]"), Status("")]
+    store = cluster.store(0)
+    monkeypatch.setattr(store._open, "client", Client())
+    assert store.probe(deadline=soon()).startswith("health_check of the worker")
+    answers += [Status("ill")] * 1000
+    with pytest.raises(BackendUnavailableError, match="not healthy: ill"):
+        store.probe(deadline=Deadline(0.3))
+
+
 class Gaps:
     """Measures for how long a thread that wants to run every 0.2 ms does not get to."""
 

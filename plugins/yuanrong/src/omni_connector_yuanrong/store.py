@@ -207,10 +207,7 @@ class YuanrongStore(ObjectStore):
         """See `ObjectStore.probe`."""
         session = self._session()
         session.require_listener()
-        with session.calling("health_check"):
-            status = session.client.health_check()
-        if not status.is_ok():
-            raise BackendUnavailableError(f"the worker is not healthy: {status.to_string()}")
+        session.ask("health_check", _check_health, deadline)
         self._usage = session.usage() or self._usage
         host, port = session.address
         used = f", {self._usage.allocated:,} of {self._usage.capacity:,} bytes in use" if self._usage else ""
@@ -360,6 +357,12 @@ def _views(client: KVClient, names: Sequence[str]) -> list[memoryview | None]:
     """Look at objects where they lie; None for one that is not there."""
     buffers = client.get_read_only_buffers(list(names), 0)
     return [None if buffer is None else buffer.immutable_data() for buffer in buffers]
+
+
+def _check_health(client: KVClient) -> None:
+    status = client.health_check()
+    if not status.is_ok():
+        raise BackendUnavailableError(f"the worker is not healthy: {status.to_string()}")
 
 
 def _whole(ttl_s: float) -> int:
