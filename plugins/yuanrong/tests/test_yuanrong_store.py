@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -250,6 +253,33 @@ def allocated(store, name, nbytes):
         return store._open.client.mcreate([name], [nbytes])
     except RuntimeError:  # what was dropped is free a moment later
         return None
+
+
+def test_what_a_killed_process_left_expires_in_the_worker(cluster, name):
+    """Nobody sweeps it: the vendor's own time-to-live ends it, and its memory is free again."""
+    store = cluster.store()
+    before = used(store)
+    host, port = cluster.service.addresses[0]
+    done = subprocess.run([sys.executable, "-c", CREATE_AND_DIE, host, str(port), name], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert used(store) >= before + 20_000_000
+    assert vendor(cluster).exist([name]) == [True]
+    eventually(lambda: vendor(cluster).exist([name]) == [False], within_s=20)
+    assert store.read(name, 20_000_000, shared=False, deadline=soon()) is None
+    eventually(lambda: used(store) < before + 1_000_000, within_s=20)
+
+
+CREATE_AND_DIE = """
+import os, signal, sys
+from omni_connector_core.deadline import Deadline
+from omni_connector_core.store import NewObject
+from omni_connector_yuanrong.options import YuanrongOptions
+from omni_connector_yuanrong.store import YuanrongStore
+host, port, name = sys.argv[1:]
+store = YuanrongStore(YuanrongOptions(host=host, port=int(port)), deadline=Deadline(8))
+store.create([NewObject(name, bytes(20_000_000))], ttl_s=2, deadline=Deadline(8))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_frame_that_cannot_be_written_leaves_nothing(cluster, name):
