@@ -520,10 +520,10 @@ def test_the_transfer_engines_memory_is_pinned(monkeypatch):
 
 def test_a_worker_that_was_full_and_gave_no_last_answer_is_full():
     """As seen on a busy host; the library asks again by itself, and its error is of the last time."""
-    with pytest.raises(NoRoomError), sdk.vendor_errors("mcreate"):
-        raise RuntimeError(
-            "code: [RPC unavailable], msg: [[RPC_RECV_TIMEOUT] Rpc service for client has not responded within the allowed time."
-            " RPC Retry detail: [ RPC unavailable * 1 Out of memory * 3 ] with 3 times in 500 ms.]"
-        )
-    with pytest.raises(BackendUnavailableError), sdk.vendor_errors("mcreate"):
-        raise RuntimeError("code: [RPC unavailable], msg: [no worker]")
+    full = RuntimeError(
+        "code: [RPC unavailable], msg: [[RPC_RECV_TIMEOUT] Rpc service for client has not responded within the allowed time."
+        " RPC Retry detail: [ RPC unavailable * 1 Out of memory * 3 ] with 3 times in 500 ms.]"
+    )
+    assert isinstance(sdk.ours("mcreate", full), NoRoomError)
+    gone = RuntimeError("code: [RPC unavailable], msg: [no worker]")
+    assert isinstance(sdk.ours("mcreate", gone), BackendUnavailableError)

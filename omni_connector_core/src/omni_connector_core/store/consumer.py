@@ -62,6 +62,7 @@ class ConsumerEnd:
         self._abandoned: dict[str, float] = {}
         self._decided_by_store: deque[str] = deque(maxlen=256)
         self._in_sight: set[str] = set()
+        self._owners: dict[str, Owner] = {}
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
         """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
@@ -297,7 +298,13 @@ class ConsumerEnd:
         self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
 
     def _owner(self, slot: Slot) -> Owner:
-        return self.directory.names.owner(Producer(slot.replica, slot.rank), slot.incarnation)
+        owner = self._owners.get(slot.incarnation)
+        if owner is None:
+            if len(self._owners) >= BATCH:
+                self._owners.clear()
+            owner = self.directory.names.owner(Producer(slot.replica, slot.rank), slot.incarnation)
+            self._owners[slot.incarnation] = owner
+        return owner
 
 
 def _from_metadata(producer: Producer, at: Mapping[str, Any], nbytes: int | None) -> tuple[Slot, Descriptor]:

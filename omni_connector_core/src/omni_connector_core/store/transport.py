@@ -124,7 +124,7 @@ class StoreTransport(Transport):
             return None
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
-        consumer = self._patiently(lambda: self._consumer(deadline), deadline)
+        consumer = self._consumer_end or self._patiently(lambda: self._consumer(deadline), deadline)
         return consumer.get(key, where, deadline, closed=lambda: self.closed)
 
     # ---- both

@@ -21,7 +21,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from omni_connector_core.deadline import Deadline
@@ -46,8 +46,8 @@ __all__ = [
     "Session",
     "Usage",
     "open_session",
+    "ours",
     "told_usage",
-    "vendor_errors",
 ]
 
 ResultT = TypeVar("ResultT")
@@ -94,18 +94,14 @@ _ERRORS: dict[str, type[Exception]] = {
 """Codes of the vendor that mean something of their own; any other one: the service does not serve now."""
 
 
-@contextlib.contextmanager
-def vendor_errors(call: str) -> Iterator[None]:
+def ours(call: str, error: RuntimeError) -> Exception:
     """Turn the vendor's ``RuntimeError("code: [Name], msg: ...")`` into one of ours; the only place that reads them."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        found = _CODE.match(text)
-        kind = _ERRORS.get(found[1], BackendUnavailableError) if found else OmniConnectorError
-        if kind is BackendUnavailableError and _FULL_BEFORE in text:
-            kind = NoRoomError
-        raise kind(f"{call}: {text}") from error
+    text = str(error)
+    found = _CODE.match(text)
+    kind = _ERRORS.get(found[1], BackendUnavailableError) if found else OmniConnectorError
+    if kind is BackendUnavailableError and _FULL_BEFORE in text:
+        kind = NoRoomError
+    return kind(f"{call}: {text}")
 
 
 class Session:
@@ -142,14 +138,12 @@ class Session:
             req_timeout_ms=max(round(request_s * 1000), 1),
             tenant_id=options.tenant_id,
         )
-        with self.calling("connect"):
-            client.init()
+        self.call("connect", client.init)
         _level_priorities()
         return client
 
-    @contextlib.contextmanager
-    def calling(self, call: str) -> Iterator[None]:
-        """Guard one call: after one that got no answer, see that the worker answers before the GIL is given away for long.
+    def call(self, name: str, request: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Make one call: after one that got no answer, see that the worker answers before the GIL is given away for long.
 
         Raises
         ------
@@ -157,23 +151,37 @@ class Session:
         """
         if self._suspect:
             self.require_listener()
-            self._look(call)
+            self._look(name)
         try:
-            with vendor_errors(call):
-                yield
-        except BackendUnavailableError:
-            self._suspect = True
-            raise
+            result = request(*arguments)
+        except RuntimeError as error:
+            raised = ours(name, error)
+            self._suspect = isinstance(raised, BackendUnavailableError)
+            raise raised from error
         self._suspect = False
+        return result
 
     def _look(self, call: str) -> None:
         """See that the worker answers. That it has lost the client that asks (a busy one heard nothing of it) is an answer."""
         try:
-            with vendor_errors(call):
-                self._looker.exist(["omni-connector-look"])
-        except BackendUnavailableError as error:
-            if _LOST not in str(error):
-                raise
+            self._looker.exist(["omni-connector-look"])
+        except RuntimeError as error:
+            raised = ours(call, error)
+            if isinstance(raised, BackendUnavailableError) and _LOST in str(raised):
+                return
+            raise raised from error
+
+    def answers(self, deadline: Deadline) -> bool:
+        """Whether the worker answers, or answers again within `ATTEMPT_S` or by the deadline."""
+        last = Deadline(min(ATTEMPT_S, deadline.remaining_s()))
+        while True:
+            with contextlib.suppress(BackendUnavailableError):
+                self.require_listener(last)
+                self._look("exist")
+                return True
+            if last.expired():
+                return False
+            time.sleep(LOOK_S)
 
     def ask(self, call: str, request: Callable[[KVClient], ResultT], deadline: Deadline) -> ResultT:
         """Make a request that may be made twice, again and again for `request_s` as long as the worker does not answer.
@@ -185,8 +193,7 @@ class Session:
         last = Deadline(min(self.request_s, deadline.remaining_s()))
         while True:
             try:
-                with self.calling(call):
-                    return request(self.client)
+                return self.call(call, request, self.client)
             except BackendUnavailableError:
                 self.require_listener()
                 if last.expired():
@@ -209,18 +216,23 @@ class Session:
                 hint="Start one (`omni-connector services up yuanrong`), or set `host` and `port` to this host's worker",
             ) from error
 
-    def usage(self) -> Usage | None:
-        """Ask how full the worker is; None when it does not answer within `LOOK_S`.
+    def usage(self, *, attempts: int = 1) -> Usage | None:
+        """Ask how full the worker is; None when it does not answer within `LOOK_S`, each time that it is asked.
 
         There is no call for it: an object that no worker can hold is asked for, and the refusal says the numbers.
         """
+        return next(filter(None, (self._ask_usage() for _ in range(attempts))), None)
+
+    def _ask_usage(self) -> Usage | None:
         try:
-            with vendor_errors("usage"):
-                self._looker.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
-        except NoRoomError as error:
-            return told_usage(error)
-        except BackendUnavailableError:
-            return None
+            self._looker.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
+        except RuntimeError as error:
+            raised = ours("usage", error)
+            if isinstance(raised, NoRoomError):
+                return told_usage(raised)
+            if isinstance(raised, BackendUnavailableError):
+                return None
+            raise raised from error
         raise OmniConnectorError("a worker of 4 EiB")
 
 

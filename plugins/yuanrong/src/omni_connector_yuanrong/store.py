@@ -24,7 +24,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, PayloadTooLargeError
+from omni_connector_core.errors import (
+    BackendUnavailableError,
+    ClosedError,
+    OmniConnectorError,
+    PayloadTooLargeError,
+    TransferTimeoutError,
+)
 from omni_connector_core.frame import Frame
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
@@ -51,6 +57,8 @@ REFUSAL_S = 2.0
 """For how long a refusal of memory stands while nothing was freed: to ask again holds the GIL for `ATTEMPT_S`."""
 LOOK_S, PLENTY = 1.0, 0.5
 """How old the knowledge of how full a worker is may be when it was more than half full, seconds."""
+LOOKS = 5
+"""How often a busy worker is asked how full it is where that decides what the caller is told."""
 RESERVE = 0.2
 """A worker of which less than a fifth would be free is asked how full it is before it is asked for memory."""
 
@@ -95,17 +103,19 @@ class YuanrongStore(ObjectStore):
 
     def __init__(self, options: YuanrongOptions, *, deadline: Deadline) -> None:
         self._open: Session | None = open_session(options, deadline)
-        self._usage = next(filter(None, (self._open.usage() for _ in range(5))), None)
+        self._usage = self._open.usage(attempts=LOOKS)
         self._looked_s = time.monotonic()
         self._put_nbytes = 0
         self._bound = options.capacity_bytes
         self._refusal: _Refusal | None = None
+        self._late: dict[str, float] = {}
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
         self._held = 0
         self._released: deque[int] = deque()
         self._taken: deque[str] = deque()
         self._sweep = threading.Event()
+        self._sweeping = False
         self._sweeper = threading.Thread(target=self._sweep_on, name="omni-connector-yuanrong-sweeper", daemon=True)
         self._sweeper.start()
 
@@ -115,9 +125,11 @@ class YuanrongStore(ObjectStore):
         """See `ObjectStore.create`; `mcreate`, fill, `mset_buffer`."""
         session = self._session()
         names = [new.name for new in objects]
-        buffers = self._allocate(session, names, [new.nbytes for new in objects], ttl_s, deadline)
-        for buffer, new in zip(buffers, objects, strict=True):
-            _fill(buffer, new.content)
+        contents = [new.content for new in objects]
+        sizes = [len(content) if isinstance(content, bytes) else content.nbytes for content in contents]
+        buffers = self._allocate(session, names, sizes, ttl_s, deadline)
+        for buffer, content in zip(buffers, contents, strict=True):
+            _fill(buffer, content)
         self._publish(session, names, buffers, deadline)
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
@@ -158,7 +170,8 @@ class YuanrongStore(ObjectStore):
     def discard(self, name: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.discard`: soon, with others."""
         self._taken.append(name)
-        self._sweep.set()
+        if not self._sweeping:
+            self._sweep.set()
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -171,18 +184,30 @@ class YuanrongStore(ObjectStore):
             views = session.ask("get_read_only_buffers", lambda client: _views(client, names), deadline)
         except NotThereError:
             return [None] * len(names)
+        except BackendUnavailableError as error:
+            if session.answers(deadline):
+                raise TransferTimeoutError("the worker that has the objects does not answer this one") from error
+            raise
         return [None if view is None else bytes(view) for view in views]
 
     def read(self, name: str, nbytes: int, *, shared: bool, deadline: Deadline) -> Memory | None:
         """See `ObjectStore.read`: a view of the worker's memory, which others may have views of as well."""
         session = self._session()
+        asked_s = time.monotonic()
+        if self._late and self._late.get(name, 0.0) > asked_s:
+            return None
         try:
-            with session.calling("get_read_only_buffers"):
-                [view] = _views(session.reader, [name])
+            (buffer,) = session.call("get_read_only_buffers", session.reader.get_read_only_buffers, [name], 0)
         except NotThereError:
             return None
-        if view is None:
+        except BackendUnavailableError:
+            if not session.answers(deadline):
+                raise
+            self._leave_alone(name, time.monotonic() - asked_s)
             return None
+        if buffer is None:
+            return None
+        view = buffer.immutable_data()
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
         memory = (ctypes.c_char * nbytes).from_address(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
@@ -216,8 +241,9 @@ class YuanrongStore(ObjectStore):
     @property
     def capacity_bytes(self) -> int | None:
         """See `ObjectStore.capacity_bytes`: what the worker holds, which others share, or the option if that is less."""
-        bounds = [bound for bound in (self._bound, self._usage and self._usage.capacity) if bound is not None]
-        return min(bounds, default=None)
+        if self._usage is None:
+            return self._bound
+        return self._usage.capacity if self._bound is None else min(self._bound, self._usage.capacity)
 
     @property
     def held_bytes(self) -> int:
@@ -237,6 +263,15 @@ class YuanrongStore(ObjectStore):
 
     # ---- helpers -----------------------------------------------------------------------------------------------
 
+    def _leave_alone(self, name: str, took_s: float) -> None:
+        """Do not ask for an object for as long as an attempt took that did not get it from another host's worker.
+
+        That worker goes on sending what nobody waits for any more; asked at once again, it would send nothing else for ever.
+        """
+        now = time.monotonic()
+        self._late = {late: until_s for late, until_s in self._late.items() if until_s > now}
+        self._late[name] = now + took_s
+
     def _session(self) -> Session:
         session = self._open
         if session is None:
@@ -253,23 +288,24 @@ class YuanrongStore(ObjectStore):
         """Ask for memory, of a worker that probably has it: asking a full one holds the GIL for `ATTEMPT_S`."""
         nbytes = sum(sizes)
         self._require_room(session, nbytes)
-        slow = Deadline(min(session.request_s, deadline.remaining_s()))
+        began_s = time.monotonic()
         while True:
             try:
-                with session.calling("mcreate"):
-                    buffers = list(session.client.mcreate(names, sizes, session.write_mode, _whole(ttl_s)))
+                buffers: list[Any] = session.call(
+                    "mcreate", session.client.mcreate, names, sizes, session.write_mode, math.ceil(ttl_s)
+                )
                 self._put_nbytes += nbytes
                 return buffers
             except (
                 NoRoomError,
                 BackendUnavailableError,
             ) as error:  # a full worker's refusal may come too late to be heard
-                usage = self._note(told_usage(error) or session.usage(), nbytes)
+                usage = self._note(told_usage(error) or session.usage(attempts=LOOKS), nbytes)
                 if isinstance(error, NoRoomError) or (usage and usage.allocated + nbytes > usage.capacity):
                     self._refusal = _Refusal(time.monotonic(), nbytes, usage.allocated if usage else 0)
                     raise NoRoomError(f"the worker is full: {usage or error}") from error
                 session.require_listener()
-                if slow.expired():
+                if deadline.expired() or time.monotonic() - began_s > session.request_s:
                     raise
 
     def _require_room(self, session: Session, nbytes: int) -> None:
@@ -300,17 +336,16 @@ class YuanrongStore(ObjectStore):
 
     def _publish(self, session: Session, names: list[str], buffers: list[Any], deadline: Deadline) -> None:
         """Publish, once: asked again after an answer was lost, the vendor knows nothing of the buffers."""
-        slow = Deadline(min(session.request_s, deadline.remaining_s()))
+        began_s = time.monotonic()
         while True:
             try:
-                with session.calling("mset_buffer"):
-                    session.client.mset_buffer(buffers)
+                session.call("mset_buffer", session.client.mset_buffer, buffers)
                 return
             except (BackendUnavailableError, NotThereError) as error:
                 session.require_listener()
                 if all(self._exist(session, names, deadline)):
                     return
-                if slow.expired():
+                if deadline.expired() or time.monotonic() - began_s > session.request_s:
                     self._taken.extend(names)  # it may yet be done
                     self._sweep.set()
                     raise BackendUnavailableError(f"the worker did not publish: {error}") from error
@@ -322,7 +357,9 @@ class YuanrongStore(ObjectStore):
             session = self._open
             if session is None:
                 return
+            self._sweeping = True
             time.sleep(SWEEP_S)
+            self._sweeping = False  # before it looks: what is discarded from now on wakes it again
             self._remove_taken(session)
 
     def _remove_taken(self, session: Session) -> None:
