@@ -13,10 +13,7 @@ READY      := $(VENV)/.ready
 CONNECTOR  ?= shared_memory
 PART       ?=
 PLUGINS    := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-# Yuanrong's worker alone takes more than one core: on two, its deadlines are missed now and then, other tests each time.
-# Until that is mended (issue 5) its contract run is asked for by name: make test-contract-yuanrong
-UNSTEADY   := yuanrong
-BACKENDS   ?= memory $(filter-out $(UNSTEADY),$(PLUGINS))
+BACKENDS   ?= memory $(PLUGINS)
 PARTS      := core suite plugins serve contract repo vllm
 PYTEST     := $(BIN)/python -m pytest
 
