@@ -7,9 +7,12 @@ import threading
 
 import pytest
 
+from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.store import directory
 from omni_connector_core.store.book import Book, Entry
+from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import Process, forget, this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.records import Beat, Descriptor, Mail, Slot, pack, unpack
@@ -98,6 +101,30 @@ def test_a_process_that_ended_is_dead_also_as_a_zombie():
 
 def test_a_process_of_another_host_is_never_said_to_be_dead():
     assert not Process("elsewhere", 1, 0).dead()
+
+
+def test_silence_is_what_looks_found_and_not_the_time_in_which_nobody_looked(monkeypatch):
+    """A get with metadata looks at no heartbeat until a read fails, which may be a minute after the last look."""
+    now, beats = [0.0], [pack(Beat(1))]
+
+    class Store:
+        def load(self, names, *, deadline):
+            return beats
+
+    monkeypatch.setattr(directory.time, "monotonic", lambda: now[0])
+    known = Directory(Store(), Names("ns", Edge("0", "1"), longest=LONGEST))
+    slot = Slot(0, 0, "0123456789abcdef", Process("another host", 1, 1))
+
+    def gone_after(seconds):
+        now[0] += seconds
+        return known.gone(slot, Deadline(1))
+
+    assert not gone_after(0)
+    beats[0] = None
+    assert not gone_after(60)
+    assert [gone_after(2) for _ in range(5)] == [False, False, False, False, True]
+    beats[0] = pack(Beat(2))
+    assert not gone_after(2)
 
 
 def entry(key, nbytes=10):

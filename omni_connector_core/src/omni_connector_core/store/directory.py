@@ -32,13 +32,16 @@ REJOIN_S = 15.0
 """How long producers have to claim new slots after the store was restarted, seconds; until then none is given up."""
 SILENCE_S = 5.0
 """A producer of another host whose heartbeat (one a second) did not rise for so long is dead."""
+LOOK_S = 1.0
+"""Longest time before a look that counts as silence: nobody looks at who is well, and one look that fails says little."""
 
 
 @dataclass(slots=True)
 class _Pulse:
     """The heartbeat of a producer of another host, as this process saw it."""
 
-    since_s: float
+    looked_s: float
+    silent_s: float = 0.0
     count: int | None = None
     risen: bool = False
 
@@ -186,11 +189,13 @@ class Directory:
         beat = unpack(data, Beat)
         now = time.monotonic()
         with self._lock:
-            pulse = self._pulses.setdefault(slot.incarnation, _Pulse(since_s=now))
+            pulse = self._pulses.setdefault(slot.incarnation, _Pulse(looked_s=now))
+            pulse.silent_s += min(now - pulse.looked_s, LOOK_S)
+            pulse.looked_s = now
             if beat is not None and beat.count != pulse.count:
                 pulse.risen = pulse.count is not None
-                pulse.count, pulse.since_s = beat.count, now
-            silent = now - pulse.since_s > SILENCE_S
+                pulse.count, pulse.silent_s = beat.count, 0.0
+            silent = pulse.silent_s > SILENCE_S
             (self._silent.add if silent else self._silent.discard)(slot.incarnation)
             return silent
 
