@@ -56,14 +56,19 @@ class YuanrongService(Service):
     ----------
     addresses : list of (str, int)
         Host and port of each worker.
+    metastore : str
+        ``HOST:PORT`` of the metastore, which workers of other hosts join.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metastore: str) -> None:
         super().__init__("yuanrong")
         self.addresses: list[tuple[str, int]] = []
+        self.metastore = metastore
 
 
-def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
+def start(
+    *, workers: int = 1, memory: int | str = "512MiB", host: str = HOST, metastore: str | None = None
+) -> YuanrongService:
     """Start workers on free ports of this host; they are ready when this returns.
 
     Parameters
@@ -72,6 +77,10 @@ def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
         How many; the first runs the metastore and is stopped last.
     memory
         Shared memory of each, taken at once.
+    host
+        Address of this host on which they listen; others reach it there.
+    metastore
+        ``HOST:PORT`` of another host's metastore, which they join in place of running one.
 
     Raises
     ------
@@ -79,15 +88,15 @@ def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
         The SDK is missing, or a worker did not become ready.
     """
     package = _package()
-    service = YuanrongService()
-    metastore, *ports = free_ports(1 + workers, HOST)
+    own, *ports = free_ports(1 + workers, host)
+    service = YuanrongService(metastore or f"{host}:{own}")
     for number, port in enumerate(ports):
         directory = service.directory / str(number)
         directory.mkdir()
         flags = {
-            "worker_address": f"{HOST}:{port}",
-            "metastore_address": f"{HOST}:{metastore}",
-            "start_metastore_service": "false" if number else "true",
+            "worker_address": f"{host}:{port}",
+            "metastore_address": service.metastore,
+            "start_metastore_service": "false" if number or metastore else "true",
             "shared_memory_size_mb": max(byte_size(memory) >> 20, 1),
             "unix_domain_socket_dir": directory / "u",
             "rocksdb_store_dir": directory / "r",
@@ -105,29 +114,29 @@ def start(*, workers: int = 1, memory: int | str = "512MiB") -> YuanrongService:
                     str(package / "datasystem_worker"),
                     *(f"--{flag}={value}" for flag, value in flags.items()),
                 ],
-                ready=_Ready(directory / "ready", port),
+                ready=_Ready(directory / "ready", (host, port)),
                 env={"LD_LIBRARY_PATH": str(package / "lib")},
                 stop_s=STOP_S,
             )
         )
-        service.addresses.append((HOST, port))
-    service.offer(host=HOST, port=ports[0])
+        service.addresses.append((host, port))
+    service.offer(host=host, port=ports[0])
     return service
 
 
 class _Ready:
     """Whether a worker serves: it wrote its file, anew when it was started again, and it listens."""
 
-    def __init__(self, path: Path, port: int) -> None:
+    def __init__(self, path: Path, address: tuple[str, int]) -> None:
         self._path = path
-        self._port = port
+        self._address = address
         self._written_ns = 0
 
     def __call__(self) -> bool:
         written_ns = self._path.stat().st_mtime_ns
         if written_ns == self._written_ns:
             return False
-        socket.create_connection((HOST, self._port), 1.0).close()
+        socket.create_connection(self._address, 1.0).close()
         self._written_ns = written_ns
         return True
 
