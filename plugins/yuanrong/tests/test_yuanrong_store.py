@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -462,6 +464,28 @@ def test_a_busy_worker_is_asked_for_its_health_again(cluster, monkeypatch):
         store.probe(deadline=Deadline(0.3))
 
 
+def test_an_error_keeps_no_frame_of_its_callers(cluster):
+    """Or a view in one of them would be held until the collector comes."""
+    store, here = cluster.store(0), object.__new__(type("Local", (), {}))
+    seen = weakref.ref(here)
+
+    def fails(local):
+        def refuse():
+            raise RuntimeError("code: [RPC unavailable], msg: [no]")
+
+        with contextlib.suppress(BackendUnavailableError):
+            store._open.call("nothing", refuse)
+        return local is not None
+
+    gc.disable()
+    try:
+        assert fails(here)
+        del here
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
 class Gaps:
     """Measures for how long a thread that wants to run every 0.2 ms does not get to."""
 
@@ -524,6 +548,6 @@ def test_a_worker_that_was_full_and_gave_no_last_answer_is_full():
         "code: [RPC unavailable], msg: [[RPC_RECV_TIMEOUT] Rpc service for client has not responded within the allowed time."
         " RPC Retry detail: [ RPC unavailable * 1 Out of memory * 3 ] with 3 times in 500 ms.]"
     )
-    assert isinstance(sdk.ours("mcreate", full), NoRoomError)
+    assert sdk.kind_of(full) is NoRoomError
     gone = RuntimeError("code: [RPC unavailable], msg: [no worker]")
-    assert isinstance(sdk.ours("mcreate", gone), BackendUnavailableError)
+    assert sdk.kind_of(gone) is BackendUnavailableError

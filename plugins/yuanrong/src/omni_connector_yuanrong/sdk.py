@@ -45,8 +45,8 @@ __all__ = [
     "NotThereError",
     "Session",
     "Usage",
+    "kind_of",
     "open_session",
-    "ours",
     "told_usage",
 ]
 
@@ -94,14 +94,15 @@ _ERRORS: dict[str, type[Exception]] = {
 """Codes of the vendor that mean something of their own; any other one: the service does not serve now."""
 
 
-def ours(call: str, error: RuntimeError) -> Exception:
-    """Turn the vendor's ``RuntimeError("code: [Name], msg: ...")`` into one of ours; the only place that reads them."""
+def kind_of(error: RuntimeError) -> type[Exception]:
+    """Say which of our errors a vendor's ``RuntimeError("code: [Name], msg: ...")`` is; the only place that reads them.
+
+    The kind and no error: one in a local variable would keep its frames, and the views in them, until the collector comes.
+    """
     text = str(error)
     found = _CODE.match(text)
     kind = _ERRORS.get(found[1], BackendUnavailableError) if found else OmniConnectorError
-    if kind is BackendUnavailableError and _FULL_BEFORE in text:
-        kind = NoRoomError
-    return kind(f"{call}: {text}")
+    return NoRoomError if kind is BackendUnavailableError and _FULL_BEFORE in text else kind
 
 
 class Session:
@@ -155,9 +156,9 @@ class Session:
         try:
             result = request(*arguments)
         except RuntimeError as error:
-            raised = ours(name, error)
-            self._suspect = isinstance(raised, BackendUnavailableError)
-            raise raised from error
+            kind = kind_of(error)
+            self._suspect = kind is BackendUnavailableError
+            raise kind(f"{name}: {error}") from error
         self._suspect = False
         return result
 
@@ -166,10 +167,10 @@ class Session:
         try:
             self._looker.exist(["omni-connector-look"])
         except RuntimeError as error:
-            raised = ours(call, error)
-            if isinstance(raised, BackendUnavailableError) and _LOST in str(raised):
+            kind = kind_of(error)
+            if kind is BackendUnavailableError and _LOST in str(error):
                 return
-            raise raised from error
+            raise kind(f"{call}: {error}") from error
 
     def answers(self, deadline: Deadline) -> bool:
         """Whether the worker answers, or answers again within `ATTEMPT_S` or by the deadline."""
@@ -227,12 +228,12 @@ class Session:
         try:
             self._looker.mcreate(["omni-connector-usage"], [_ENDLESS_NBYTES])
         except RuntimeError as error:
-            raised = ours("usage", error)
-            if isinstance(raised, NoRoomError):
-                return told_usage(raised)
-            if isinstance(raised, BackendUnavailableError):
+            kind = kind_of(error)
+            if kind is NoRoomError:
+                return told_usage(error)
+            if kind is BackendUnavailableError:
                 return None
-            raise raised from error
+            raise kind(f"usage: {error}") from error
         raise OmniConnectorError("a worker of 4 EiB")
 
 
