@@ -163,7 +163,7 @@ def test_encoding_copies_nothing_and_decoding_makes_views() -> None:
     sources = [*map(address_of, [payload[k] for k in "tva"]), address_of(np.frombuffer(payload["b"], np.uint8))]
     sources += [address_of(np.frombuffer(payload[k], np.uint8)) for k in ("ba", "m")]
     sources += map(address_of, payload["l"])
-    assert [segment.address for segment in frame.segments()[1:]] == sources
+    assert [address for _, address, _ in frame.segments()[1:]] == sources
     memory = (ctypes.c_char * frame.nbytes)()
     frame.write_into(memory)
     start = ctypes.addressof(memory)
@@ -192,8 +192,8 @@ def test_a_frame_keeps_its_sources() -> None:
     segments = frame.segments()
     gc.collect()
     memory = bytearray(frame.nbytes)
-    for segment in segments:
-        memory[segment.offset : segment.offset + segment.nbytes] = ctypes.string_at(segment.address, segment.nbytes)
+    for offset, address, nbytes in segments:
+        memory[offset : offset + nbytes] = ctypes.string_at(address, nbytes)
     assert cases.same(codec.decode(memory)[:2], [torch.full((1000,), 3.0), np.full(1000, 4.0)])
 
 

@@ -33,7 +33,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -79,12 +79,9 @@ def _lengths(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
 
 
-class Segment(NamedTuple):
-    """A contiguous piece of a frame: ``nbytes`` at ``address`` in this process belong at ``offset`` of the frame."""
-
-    offset: int
-    address: int
-    nbytes: int
+#: A contiguous piece of a frame: (offset, address, nbytes). So many bytes at the address in this process belong at the offset of
+#: the frame. A plain tuple, as `Source`.
+Segment = tuple[int, int, int]
 
 
 #: Where the bytes of one buffer come from: (origin, nbytes, owner). The origin is an address that ``owner`` keeps valid, or
@@ -172,11 +169,11 @@ class Frame:
         """
         head = self.head
         offset = len(head)
-        pieces = [Segment(0, bytes_address(head), offset)]
+        pieces: list[Segment] = [(0, bytes_address(head), offset)]
         for index, (origin, nbytes, _owner) in enumerate(self._sources):
             if nbytes:
                 address = origin if type(origin) is int else self._place(index).address
-                pieces.append(Segment(offset, address, nbytes))
+                pieces.append((offset, address, nbytes))
                 offset += (nbytes + 63) & -64
         return pieces
 

@@ -17,7 +17,7 @@ MAX_SHARD_NBYTES = 256
 MAX_CHUNK = 2**63 - 1
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
-_SAFE = re.compile(r"[A-Za-z0-9_-]*").fullmatch
+_SAFE = re.compile(r"[A-Za-z0-9_:-]*").fullmatch
 
 
 class Key(NamedTuple):
@@ -114,7 +114,9 @@ def encoded(*fields: str | int, limit: int | None = None) -> str:
     limit
         The most characters a backend allows, at least 33.
     """
-    name = ":".join(map(_escaped, map(str, fields)))
+    name = ":".join(map(str, fields))
+    if name.count(":") >= len(fields) or not _SAFE(name):  # the common name has nothing to escape
+        name = ":".join(map(_escaped, map(str, fields)))
     if limit is not None and len(name) > limit:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         return f"{name[: limit - 33]}#{digest}"
@@ -122,8 +124,6 @@ def encoded(*fields: str | int, limit: int | None = None) -> str:
 
 
 def _escaped(text: str) -> str:
-    if _SAFE(text):
-        return text
     return _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], text.encode()).decode("ascii")
 
 

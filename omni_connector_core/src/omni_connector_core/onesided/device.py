@@ -79,8 +79,8 @@ class DeviceMemory(Pool):
         """Copy a frame in, piece by piece, and wait until it is there: the engine knows no streams."""
         import torch
 
-        for segment in frame.segments():
-            host = torch.frombuffer((ctypes.c_char * segment.nbytes).from_address(segment.address), dtype=torch.uint8)
-            start = offset + segment.offset
-            self._tensor[start : start + segment.nbytes].copy_(host)
+        for place, address, nbytes in frame.segments():
+            host = torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+            start = offset + place
+            self._tensor[start : start + nbytes].copy_(host)
         torch.cuda.synchronize(self._tensor.device)

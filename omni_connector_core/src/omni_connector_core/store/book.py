@@ -118,7 +118,7 @@ class Book:
         """Enter a payload whose room was reserved; replaces what was said of its key."""
         key = entry.key
         with self._lock:
-            if self.described(key):
+            if key in self.live or key in self.endings:
                 self._drop(key)
                 self.endings.pop(key, None)
             self.live[key] = entry

@@ -109,7 +109,7 @@ class ProducerEnd:
                 raise PayloadConflictError("an earlier payload of this key is still unread")
             described = book.described(key)
             generation = book.next_generation()
-            ticket = readers == 1 and self._tickets.issue(generation)
+            ticket = readers == 1 and self._tickets.open and self._tickets.issue(generation)
             descriptor = pack(Descriptor(generation, frame.nbytes, readers, ticket=ticket))
             objects = [NewObject(owner.data(generation), frame)]
             if readers > 1:

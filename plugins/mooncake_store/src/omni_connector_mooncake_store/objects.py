@@ -29,7 +29,7 @@ from omni_connector_core.arena import Region
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, ClosedError, OmniConnectorError, TransferTimeoutError
 from omni_connector_core.frame import Frame
-from omni_connector_core.memcpy import copy, region
+from omni_connector_core.memcpy import bytes_address, copy
 from omni_connector_core.store import SMALL_NBYTES, NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
 from omni_connector_mooncake_store import sdk
@@ -123,9 +123,7 @@ class MooncakeObjects(ObjectStore):
                 copy(place.address, content, item.nbytes)
             return [place.address], [item.nbytes]
         if not isinstance(content, Frame):
-            where = region(content)
-            keep.append(where)
-            return [where.address], [where.nbytes]
+            return [bytes_address(content)], [len(content)]
         addresses, sizes, end = [], [], 0
         for offset, address, nbytes in content.segments():
             if offset > end:
