@@ -59,11 +59,17 @@ class Book:
         self._idle = threading.Condition(self._lock)
         self._waiting = 0
 
-    def changing(self, key: Key) -> _Changing:
+    @contextmanager
+    def changing(self, key: Key) -> Iterator[None]:
         """Hold a key while its objects change: put, fail, expiry and cleanup of one key come one after the other."""
-        return _Changing(self, key)
+        self.hold(key)
+        try:
+            yield
+        finally:
+            self.release((key,))
 
-    def _hold(self, key: Key) -> None:
+    def hold(self, key: Key) -> None:
+        """Begin what `changing` does; the caller ends it by `release`. A put would pay six calls for a context manager."""
         with self._lock:
             while key in self._busy:
                 self._waiting += 1
@@ -80,9 +86,10 @@ class Book:
         try:
             yield held
         finally:
-            self._release(held)
+            self.release(held)
 
-    def _release(self, keys: Iterable[Key]) -> None:
+    def release(self, keys: Iterable[Key]) -> None:
+        """Let go of keys that are held."""
         with self._lock:
             self._busy.difference_update(keys)
             if self._waiting:
@@ -172,21 +179,6 @@ class Book:
             keys.discard(key)
             if not keys:
                 del self._by_request[key.request_id]
-
-
-class _Changing:
-    """Holds a key; a class, because a generator costs every put 5 calls more."""
-
-    __slots__ = ("_book", "_key")
-
-    def __init__(self, book: Book, key: Key) -> None:
-        self._book, self._key = book, key
-
-    def __enter__(self) -> None:
-        self._book._hold(self._key)
-
-    def __exit__(self, *_: object) -> None:
-        self._book._release((self._key,))
 
 
 def _until(times: dict[NameT, float], now: float) -> Iterator[NameT]:

@@ -100,7 +100,8 @@ class ProducerEnd:
         """Put a frame; returns what leads a consumer straight to it."""
         book, owner, store = self.book, self.owner, self._store
         book.check(key)
-        with book.changing(key):
+        book.hold(key)
+        try:
             old = book.live.get(key)
             if old is not None and not self._are_unread([old], deadline)[0]:
                 self.book.end(key)
@@ -133,6 +134,8 @@ class ProducerEnd:
             if old is not None:
                 self._discard([old], deadline)
             book.add(entry)
+        finally:
+            book.release((key,))
         if key.request_id in book.abandoned:  # cleanup came while the bytes were on their way and did not see the key
             self._end(key, RequestAbandonedError("the request was cleaned up"), deadline)
             book.check(key)

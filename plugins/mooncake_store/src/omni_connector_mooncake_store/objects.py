@@ -86,11 +86,11 @@ class MooncakeObjects(ObjectStore):
     def create(self, objects: Sequence[NewObject], *, ttl_s: float, deadline: Deadline) -> None:
         """Create objects: 2 RPCs and one memcpy into the own segment, however many there are."""
         self._check()
-        names = [item.name for item in objects]
         keep: list[object] = [objects]
-        addresses, sizes = [], []
+        names, addresses, sizes = [], [], []
         for item in objects:
             places, lengths = self._pieces(item, keep, deadline)
+            names.append(item.name)
             addresses.append(places)
             sizes.append(lengths)
         client, config = self._client.sdk, self._config
