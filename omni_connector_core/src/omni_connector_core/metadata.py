@@ -21,6 +21,7 @@ __all__ = ["METADATA_VERSION", "Metadata", "Where", "make_metadata", "read_metad
 
 METADATA_VERSION = 1
 _MARK = "omni_connector"
+_WRONG_TYPE = "the metadata is damaged: a field has the wrong type"
 
 Metadata = dict[str, Any]
 """What `put` returns: JSON-safe, see the module's docstring."""
@@ -97,20 +98,30 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
             hint="Name the same connector on both sides of the edge",
         )
     try:
-        their_edge, their_key = Edge(*metadata["edge"]), Key(*metadata["key"])
-        their_producer = Producer(*metadata["producer"])
-        nbytes, at = metadata["nbytes"], metadata["at"]
-    except (KeyError, TypeError) as error:
+        (replica, rank), nbytes, at = metadata["producer"], metadata["nbytes"], metadata["at"]
+        ours = tuple(metadata["edge"]) == edge and tuple(metadata["key"]) == key
+    except (KeyError, TypeError, ValueError) as error:
         raise IncompatibleMetadataError(f"the metadata is damaged: {error!r}") from error
-    shape = [type(field) for field in (*their_edge, *their_key, *their_producer, nbytes)]
-    if shape != [str, str, str, int, str, int, int, int] or not _is_mapping(at):
-        raise IncompatibleMetadataError("the metadata is damaged: a field has the wrong type")
-    for name, theirs, ours in (("edge", their_edge, edge), ("key", their_key, key)):
-        if theirs != ours:
-            raise IncompatibleMetadataError(f"the metadata is of {name} {theirs}, the call asks for {name} {ours}")
+    if not ours:
+        raise _of_another(metadata["edge"], metadata["key"], edge, key)
+    if type(replica) is not int or type(rank) is not int or type(nbytes) is not int or not _is_mapping(at):
+        raise IncompatibleMetadataError(_WRONG_TYPE)
+    their_producer = Producer(replica, rank)
     if producer is not None and producer != their_producer:
         raise IncompatibleMetadataError(f"the metadata is of {their_producer}, the call asks for {producer}")
     return Where(their_producer, at, nbytes)
+
+
+def _of_another(their_edge: Any, their_key: Any, edge: Edge, key: Key) -> IncompatibleMetadataError:
+    """Say what is wrong with metadata whose edge or key is not the one that was asked for."""
+    try:
+        their_edge, their_key = Edge(*their_edge), Key(*their_key)
+    except TypeError as error:
+        return IncompatibleMetadataError(f"the metadata is damaged: {error!r}")
+    if [type(field) for field in (*their_edge, *their_key)] != [str, str, str, int, str]:
+        return IncompatibleMetadataError(_WRONG_TYPE)
+    name, theirs, ours = ("edge", their_edge, edge) if their_edge != edge else ("key", their_key, key)
+    return IncompatibleMetadataError(f"the metadata is of {name} {theirs}, the call asks for {name} {ours}")
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
