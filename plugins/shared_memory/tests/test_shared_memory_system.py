@@ -262,11 +262,11 @@ def test_closing_leaves_nothing_open(edge: Edge) -> None:
 
     open_and_close()
     process = psutil.Process()
-    before = (process.num_fds(), process.num_threads(), edge.files())
+    fds, threads, files = process.num_fds(), process.num_threads(), edge.files()
     for _ in range(5):
         open_and_close()
-    # a thread that was joined is gone for Python a moment before it is for the kernel
-    assert eventually(lambda: (process.num_fds(), process.num_threads(), edge.files()) == before)
+    # fewer is no leak: a thread that was joined, then as now, is gone for Python a moment before it is for the kernel
+    assert eventually(lambda: process.num_fds() <= fds and process.num_threads() <= threads and edge.files() == files)
 
 
 def test_a_producer_that_is_only_constructed_opens_nothing(edge: Edge) -> None:
