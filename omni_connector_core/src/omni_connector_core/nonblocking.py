@@ -8,7 +8,6 @@ with socket.send, 0.46 ms with this, of which 0.39 is the thread's own CPU time.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import socket
 from typing import Any
@@ -30,7 +29,7 @@ _SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class NonblockingSocket:
-    """A connected socket. `send` may be called from any thread; `receive` by one at a time.
+    """A connected socket, whose methods may be called from any thread.
 
     Attributes
     ----------
@@ -38,23 +37,14 @@ class NonblockingSocket:
         The socket, for everything else.
     fd
         Its descriptor; -1 once it is closed.
-
-    Parameters
-    ----------
-    receive_nbytes
-        The most that is received at a time.
     """
 
-    __slots__ = ("_memory", "_receive_nbytes", "_view", "fd", "sock")
+    __slots__ = ("fd", "sock")
 
-    def __init__(self, sock: socket.socket, receive_nbytes: int) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.fd = sock.fileno()
-        self._receive_nbytes = receive_nbytes
-        pages = mmap.mmap(-1, receive_nbytes)  # of which only those are ever there that something was received into
-        self._memory = (ctypes.c_char * receive_nbytes).from_buffer(pages)
-        self._view = memoryview(pages)
 
     def send(self, data: bytes) -> int:
         """Send what the kernel takes now; one system call.
@@ -77,8 +67,8 @@ class NonblockingSocket:
             raise _error()
         return sent
 
-    def receive(self) -> memoryview:
-        """Return what is here, valid until the next call; empty at the end of the connection; one system call.
+    def receive_into(self, memory: ctypes.Array[ctypes.c_char]) -> int:
+        """Receive what is here; how many bytes that is, 0 at the end of the connection; one system call.
 
         Raises
         ------
@@ -86,10 +76,11 @@ class NonblockingSocket:
             Nothing is here now.
         OSError
         """
-        nbytes = _recv(self.fd, self._memory, self._receive_nbytes, socket.MSG_DONTWAIT)
+        size = len(memory)
+        nbytes: int = _recv(self.fd, memory, size, socket.MSG_DONTWAIT)
         if nbytes < 0:
             raise _error()
-        return self._view[:nbytes]
+        return nbytes
 
     def close(self) -> None:
         """Close the socket."""

@@ -74,7 +74,7 @@ class Wire:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 3)
-        self._socket = NonblockingSocket(connection, _READ_NBYTES)
+        self._socket = NonblockingSocket(connection)
         self._secret = secret
         self._nonce = b""
         self._in = bytearray()
@@ -268,7 +268,7 @@ class Wire:
     def _read(self) -> bytes:
         """Read what is here; nothing when nothing is."""
         try:
-            data = bytes(self._socket.receive())
+            data = self._socket.sock.recv(_READ_NBYTES)
         except BlockingIOError:
             return b""
         if not data:

@@ -6,6 +6,7 @@ What the kernel does not take at once waits in an outbox, which the owner of the
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
 import os
 import select
@@ -40,7 +41,9 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
-        self._socket = NonblockingSocket(sock, MAX_NBYTES)
+        self._socket = NonblockingSocket(sock)
+        self._memory = ctypes.create_string_buffer(MAX_NBYTES)
+        self._received = memoryview(self._memory).cast("B")
         self._epoll = epoll
         self._outbox: deque[bytes] = deque()
         self._outbox_lock = threading.RLock()  # a finalizer that closes the channel may run while it is held
@@ -105,14 +108,14 @@ class Channel:
             The peer is gone and everything that it sent was received.
         """
         try:
-            data = self._socket.receive()
+            nbytes = self._socket.receive_into(self._memory)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ChannelEnd(str(error)) from error
-        if not data:
+        if not nbytes:
             raise ChannelEnd("the connection was closed")
-        return data
+        return self._received[:nbytes]
 
     def receive_files(self, count: int) -> tuple[bytes, list[int]] | None:
         """Like `receive`, with the files that came with the message."""
