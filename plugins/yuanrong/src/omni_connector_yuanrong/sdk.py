@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, OmniConnectorError
 from omni_connector_core.store.objects import NoRoomError
+from omni_connector_core.store.patience import patiently
 from omni_connector_yuanrong.options import YuanrongOptions
 
 # read by the library when it is loaded
@@ -175,14 +176,16 @@ class Session:
     def answers(self, deadline: Deadline) -> bool:
         """Whether the worker answers, or answers again within `ATTEMPT_S` or by the deadline."""
         last = Deadline(min(ATTEMPT_S, deadline.remaining_s()))
-        while True:
-            with contextlib.suppress(BackendUnavailableError):
-                self.require_listener(last)
-                self._look("exist")
-                return True
-            if last.expired():
-                return False
-            time.sleep(LOOK_S)
+
+        def look() -> None:
+            self.require_listener(last)
+            self._look("exist")
+
+        try:
+            patiently(look, last)
+        except BackendUnavailableError:
+            return False
+        return True
 
     def ask(self, call: str, request: Callable[[KVClient], ResultT], deadline: Deadline) -> ResultT:
         """Make a request that may be made twice, again and again for `request_s` as long as the worker does not answer.

@@ -141,7 +141,11 @@ class YuanrongStore(ObjectStore):
     def claim(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> bool:
         """See `ObjectStore.claim`; a claim whose answer was lost is told by its data, which no two claimants share."""
         session = self._session()
-        how = session.write_mode, _whole(ttl_s), ExistenceOpt.NX
+        how = (
+            session.write_mode,
+            math.ceil(ttl_s),
+            ExistenceOpt.NX,
+        )  # whole seconds, as the vendor counts; 0 is for ever
         try:
             with _room_for_a_record():
                 session.ask("msettx", lambda client: client.msettx([name], [data], *how), deadline)
@@ -400,8 +404,3 @@ def _check_health(client: KVClient) -> None:
     status = client.health_check()
     if not status.is_ok():
         raise BackendUnavailableError(f"the worker is not healthy: {status.to_string()}")
-
-
-def _whole(ttl_s: float) -> int:
-    """Whole seconds, as the vendor counts; 0 is for ever."""
-    return math.ceil(ttl_s)
