@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -21,9 +22,11 @@ def bare_environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def install(python: Path, *packages: str) -> None:
+def install(python: Path, *packages: str, **environment: str) -> None:
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *packages]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -49,3 +52,22 @@ def test_a_package_installs_alone_and_imports(package: str, tmp_path: Path) -> N
         assert name in names
         spec = f"from omni_connector_core import plugin_manager; print(plugin_manager.spec({name!r}).capabilities)"
         assert "Capabilities" in run(python, spec, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compiler", "compiled"), [({}, True), ({"CC": "/bin/false"}, False)], ids=["with", "without"])
+def test_the_core_is_compiled_where_there_is_a_compiler(
+    compiler: dict[str, str], compiled: bool, tmp_path: Path
+) -> None:
+    python = bare_environment(tmp_path / "venv")
+    install(python, "--no-cache-dir", "./omni_connector_core", **compiler)
+    code = """
+import numpy as np
+from omni_connector_core.codec import Codec
+from omni_connector_core.native import native
+frame = Codec().encode({"hidden": np.arange(5)})
+memory = bytearray(frame.nbytes)
+frame.write_into(memory)
+print(native is not None, Codec().decode(memory))
+"""
+    assert run(python, code, tmp_path).strip() == f"{compiled} {{'hidden': array([0, 1, 2, 3, 4])}}"

@@ -18,6 +18,7 @@ from PIL import Image
 
 from omni_connector_core.codec import Codec, TypeCodec, wire
 from omni_connector_core.errors import DecodeError
+from omni_connector_core.native import native
 
 ALLOWANCE_NBYTES = 256 << 20
 
@@ -41,7 +42,19 @@ def payloads() -> list[Any]:
         [cases.Color.RED, cases.Rights(3), cases.Level.LOW, cases.Point(1, cases.Typed("a", cases.Point(1, 2)))],
         [Registered()],
         list(range(200)),
+        *[_of_the_short_way()] * 4,
     ]
+
+
+def _of_the_short_way() -> Any:
+    """What is never left to Python by the compiled codec."""
+    tensors = {
+        "hidden": torch.arange(12.0).view(3, 4),
+        "mask": torch.tensor([True, False]),
+        7: torch.ones(2).bfloat16(),
+    }
+    arrays = [np.arange(6).reshape(2, 3), np.zeros(2, bool), np.ones(1, "f2")]
+    return {**tensors, "arrays": arrays, "t": (1, (-2, "x" * 40)), "b": [b"y" * 2000, b"small", None, 1e9, 2**64 - 1]}
 
 
 def resign(frame: bytearray) -> None:
@@ -120,19 +133,22 @@ def main(seed: int, count: int) -> None:
         touch(codec.decode(frame))
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_AS, (used + ALLOWANCE_NBYTES, -1))
-    decoded = refused = 0
+    decoded = refused = short = 0
     for _ in range(count):
         if numbers.random() < 0.05:
             memory = bytearray(numbers.randbytes(numbers.randrange(300)))
         else:
             memory = mutate(numbers, bytearray(numbers.choice(frames)))
+        if native is not None and (payload := native.decode(memory)) is not native.PASS:
+            short += 1
+            assert cases.same(payload, codec.decode(memory, copy=True))  # which is not asked of the compiled one
         try:
             touch(codec.decode(memory if numbers.random() < 0.8 else bytes(memory), copy=numbers.random() < 0.3))
         except DecodeError:
             refused += 1
         else:
             decoded += 1
-    print(decoded, refused)
+    print(decoded, refused, short)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ def third_party(folder: Path, name: str, source: str) -> str:
 
 
 def test_backends_lists_what_is_installed() -> None:
-    listed = json.loads(run("backends", "--json").stdout)["backends"]
+    printed = json.loads(run("backends", "--json").stdout)
+    assert printed["codec"] == "compiled"
+    assert json.loads(run("backends", "--json", OMNI_CONNECTOR_PURE_PYTHON="1").stdout)["codec"] == "python"
+    listed = printed["backends"]
     rows = {row["name"]: row for row in listed}
     assert list(rows) == plugin_manager.names()
     own = rows["shared_memory"]

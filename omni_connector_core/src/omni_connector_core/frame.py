@@ -40,6 +40,7 @@ import numpy as np
 from omni_connector_core import checksum
 from omni_connector_core.errors import BufferMismatchError, DecodeError
 from omni_connector_core.memcpy import RELEASE_GIL_NBYTES, Region, array_address, bytes_address, copy, region
+from omni_connector_core.native import native
 
 __all__ = [
     "ALIGNMENT",
@@ -106,6 +107,15 @@ class Frame:
 
     __slots__ = ("_sources", "head", "nbytes")
 
+    @classmethod
+    def of_head(cls, head: bytes, nbytes: int, sources: list[Source]) -> Frame:
+        """Make a frame of ``nbytes`` bytes whose head exists."""
+        frame = cls.__new__(cls)
+        frame.head = head
+        frame.nbytes = nbytes
+        frame._sources = sources
+        return frame
+
     def __init__(self, meta: bytes, sources: list[Source], checksum_algorithm: checksum.Algorithm = 0) -> None:
         count, meta_nbytes = len(sources), len(meta)
         if meta_nbytes >= 1 << 32:
@@ -145,6 +155,8 @@ class Frame:
         TypeError
             If ``dest`` is not writable.
         """
+        if native is not None and native.write(self.head, self._sources, dest):
+            return
         view = memoryview(dest).cast("B")
         if view.nbytes < self.nbytes:
             raise BufferMismatchError(f"the frame has {self.nbytes} bytes, the destination {view.nbytes}")

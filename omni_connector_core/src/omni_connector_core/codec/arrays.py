@@ -30,6 +30,7 @@ from omni_connector_core.codec.wire import (
 )
 from omni_connector_core.errors import DecodeError
 from omni_connector_core.memcpy import RELEASE_GIL_NBYTES, array_address
+from omni_connector_core.native import native
 
 __all__ = ["LOWERERS", "Written", "array_head", "check_bool", "dtype_lowerer", "scalar_lowerer"]
 
@@ -224,6 +225,18 @@ def _lower_written(writer: Writer, value: Written, depth: int) -> Any:
 def _write(value: Written, target: np.ndarray[Any, Any]) -> None:
     value.write(np.ndarray(value.shape, value.dtype, target))
 
+
+if native is not None:
+    #: of each its letter in the buffer protocol; NUL for what has none of its own
+    letters = (np.empty(1, dtype).data.format for dtype in _COMMON)
+    native.use_numpy(
+        np.ndarray,
+        tuple(
+            (dtype, letter if len(letter) == 1 else "\0", dtype.itemsize)
+            for dtype, letter in zip(_COMMON, letters, strict=True)
+        ),
+        functools.partial(np.frombuffer, dtype=np.uint8),
+    )
 
 LOWERERS: dict[type, Lowerer] = {np.ndarray: _lower_array, Written: _lower_written}
 

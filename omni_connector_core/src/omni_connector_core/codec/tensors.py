@@ -31,6 +31,7 @@ from omni_connector_core.codec.wire import (
 )
 from omni_connector_core.errors import DecodeError
 from omni_connector_core.memcpy import array_address, copy
+from omni_connector_core.native import native
 
 __all__ = ["GROUPERS", "LIFTERS", "LOWERERS"]
 
@@ -173,6 +174,29 @@ def _lower_dtype(writer: Writer, value: torch.dtype, depth: int) -> Any:
         raise UnencodableError(f"torch dtype {value}")
     return Ext(TORCH_DTYPE, bytes((_CODES[value],)))
 
+
+#: what DLPack calls a dtype: its code, and bits. Complex tensors are left out: they may be conjugated lazily.
+_DLPACK = {
+    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
+    "bfloat16": (4, 16),
+    "bool": (6, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+}
+if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # torch 2.10
+    native.use_torch(
+        torch.Tensor,
+        torch.Tensor.__dlpack_c_exchange_api__,
+        tuple(
+            (dtype if name in _DLPACK else None, *_DLPACK.get(name, (0, 0)))
+            for name, dtype in zip(TORCH_DTYPES, _DTYPES, strict=True)
+        ),
+    )
 
 LOWERERS: dict[type, Lowerer] = {
     torch.Tensor: _lower_tensor,

@@ -11,15 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_connector_core import OmniConnectorError, plugin_manager
+from omni_connector_core.native import native
 
 
 def run(*, as_json: bool) -> None:
     """Print what is installed; imports no backend's transport and no SDK."""
     rows = [_describe(name) for name in plugin_manager.names()]
     if as_json:
-        print(json.dumps({"backends": rows}))
+        print(json.dumps({"codec": _codec(), "backends": rows}))
         return
-    table = Table(title="Installed backends")
+    table = Table(title="Installed backends", caption=f"The codec is {_codec()}")
     for column in ("backend", "version", "SDK", "capabilities", ""):
         table.add_column(column)
     for row in rows:
@@ -36,6 +37,10 @@ def run(*, as_json: bool) -> None:
         claimed = ", ".join(name for name, value in row["capabilities"].items() if value)
         table.add_row(row["name"], row["version"], sdk, claimed, row["summary"])
     Console().print(table)
+
+
+def _codec() -> str:
+    return "python" if native is None else "compiled"
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""What the core's tests share: the codec's are run twice, over the compiled way and in Python alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from omni_connector_core import frame
+from omni_connector_core.codec import codec
+from omni_connector_core.native import native
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.startswith(("test_codec_", "test_frame")):
+        metafunc.fixturenames.append("way")
+        metafunc.parametrize("way", ["compiled", "python"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(codec, "native", None)
+            patch.setattr(frame, "native", None)
+            patch.setenv("OMNI_CONNECTOR_PURE_PYTHON", "1")
+        else:
+            assert native is not None, "omni-connector-core was installed without a C compiler"
+        yield request.param
