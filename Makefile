@@ -12,6 +12,7 @@ PROJECTS   := pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS)) requirement
 READY      := $(VENV)/.ready
 CONNECTOR  ?= shared_memory
 PART       ?=
+JOBS       ?= 2
 PLUGINS    := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 BACKENDS   ?= memory $(PLUGINS)
 PARTS      := core suite plugins serve contract repo vllm
@@ -41,9 +42,11 @@ $(READY): $(PROJECTS) requirements/apt.txt
 demo: setup
 	@$(BIN)/omni-connector demo --connector $(CONNECTOR)
 
-# ---- tests: one pytest run a part, so that a part can be run alone and its failure names it
+# ---- tests: one pytest run a part, so that a part can be run alone and its failure names it. Of a part of several runs two go side
+# by side: they wait for daemons and deadlines more than they compute.
 test: setup
-	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; $(MAKE) --no-print-directory test-$$part || exit 1; done
+	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; \
+	 $(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target test-$$part || exit 1; done
 
 # Real daemons, kills and deadlines on a machine that may be busy: what failed is run once more, alone. A fault fails again.
 define pytest

@@ -84,6 +84,7 @@ static PyObject *get_tensor(Reader *r, const uint8_t *at, Py_ssize_t nbytes)
         return NULL;
     }
     memcpy(held->shape, shape, ndim * sizeof(int64_t));
+    /* of version 1.0, in which no strides means row-major order */
     held->managed = (DLManaged){.major = 1, .ctx = held, .deleter = let_go, .tensor = {.data = data, .device = DL_CPU,
         .ndim = ndim, .dtype = dtype, .shape = held->shape}};
     void *made = NULL;
