@@ -96,7 +96,6 @@ matrix: setup
 	@$(BIN)/python docs/generate.py
 
 docs: setup
-	@$(BIN)/python -m pip install -q 'mkdocs>=1.6,<2' 'mkdocs-material>=9.5'
 	@$(BIN)/mkdocs build --strict
 
 clean:

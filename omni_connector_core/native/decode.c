@@ -88,11 +88,8 @@ static PyObject *get_tensor(Reader *r, const uint8_t *at, Py_ssize_t nbytes)
     held->managed = (DLManaged){.major = 1, .ctx = held, .deleter = let_go, .tensor = {.data = data, .device = DL_CPU,
         .ndim = ndim, .dtype = dtype, .shape = held->shape}};
     void *made = NULL;
-    if (torch_api->to_object(&held->managed, &made)) {
-        let_go(&held->managed);
-        return NULL;
-    }
-    return made;
+    /* if it fails it may have let go already: rather lose a few bytes than free them twice */
+    return torch_api->to_object(&held->managed, &made) ? NULL : made;
 }
 
 static PyObject *get_array(Reader *r, const uint8_t *at, Py_ssize_t nbytes)
