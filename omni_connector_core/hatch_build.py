@@ -22,7 +22,8 @@ class NativeBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, before hatchling collects the files."""
         root = Path(self.root)
-        folder = root / "src" / PACKAGE if version == "editable" else Path(tempfile.mkdtemp())
+        self.made = tempfile.TemporaryDirectory()
+        folder = root / "src" / PACKAGE if version == "editable" else Path(self.made.name)
         try:
             module = compile_into(folder, root / "native")
         except (CCompilerError, ExecError, PlatformError) as error:
@@ -32,6 +33,10 @@ class NativeBuildHook(BuildHookInterface):
         build_data["pure_python"] = False
         if version != "editable":
             build_data["force_include"][str(module)] = f"{PACKAGE}/{module.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what the wheel holds by now."""
+        self.made.cleanup()
 
 
 def compile_into(folder: Path, sources: Path) -> Path:
@@ -44,7 +49,8 @@ def compile_into(folder: Path, sources: Path) -> Path:
     )
     command = build_ext(Distribution({"ext_modules": [extension]}))
     command.build_lib = str(folder)
-    command.build_temp = tempfile.mkdtemp()
-    command.ensure_finalized()
-    command.run()
+    with tempfile.TemporaryDirectory() as objects:
+        command.build_temp = objects
+        command.ensure_finalized()
+        command.run()
     return Path(command.get_ext_fullpath("_native"))
