@@ -19,31 +19,28 @@ import numpy as np
 
 from omni_connector_contract_tests.bench import Bench, Ratio
 from omni_connector_contract_tests.bench.one_way import PATIENCE_S
-from omni_connector_contract_tests.harness.backend import Backend
 from omni_connector_contract_tests.harness.ends import Ends
 from omni_connector_contract_tests.harness.peers import Peers
 from omni_connector_contract_tests.harness.worker import Acting
 from omni_connector_core import Deadline
-from omni_connector_yuanrong.service import start
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "16 MB": 1 << 24, "256 MB": 1 << 28}
 JUDGED_FROM = 1 << 20
 PUT_AT_LEAST, GET_AT_MOST, FASTER_THAN_BYTES = 0.85, 1.2, 5.0
-WORKER = "1536MiB"
+SERVICE = ("memory=1536MiB",)
 BATCH_NBYTES = 1 << 26
 
 
 def measure(bench: Bench) -> Iterator[Ratio]:
     """Measure every size."""
-    with start(memory=WORKER) as service:
-        peers = Peers(processes=True, patience_s=PATIENCE_S)
-        ends = Ends(Backend(bench.backend.name, service.config(), bench.backend.spec), peers)
-        try:
-            for size, nbytes in SIZES.items():
-                yield from _ratios(size, nbytes, _times(ends, nbytes, 14 if nbytes > 1 << 24 else 200))
-        finally:
-            ends.close()
-            peers.shutdown()
+    peers = Peers(processes=True, patience_s=PATIENCE_S)
+    ends = Ends(bench.backend, peers)
+    try:
+        for size, nbytes in SIZES.items():
+            yield from _ratios(size, nbytes, _times(ends, nbytes, 14 if nbytes > 1 << 24 else 200))
+    finally:
+        ends.close()
+        peers.shutdown()
 
 
 def _ratios(size: str, nbytes: int, times: dict[str, float]) -> Iterator[Ratio]:

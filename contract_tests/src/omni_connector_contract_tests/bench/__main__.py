@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
 
 from omni_connector_contract_tests.bench import codec, flows
-from omni_connector_contract_tests.bench.against import Bench, measure_against
+from omni_connector_contract_tests.bench.against import Bench, load_script
 from omni_connector_contract_tests.bench.one_way import OneWay
 from omni_connector_contract_tests.bench.plot import plot
 from omni_connector_contract_tests.bench.ratio import Ratio
@@ -59,9 +60,12 @@ def main() -> int:
         console.print(f"this machine is busy ({busy:.1f} waiting processes a core): times are longer than they need be")
     name: str = arguments.connector
     ratios = []
-    with running(name, config, settings=arguments.service_setting) as backend:
+    script = arguments.against and load_script(arguments.against)
+    wanted = getattr(script, "SERVICE", ()) if config is None else ()
+    settings = [*wanted, *arguments.service_setting]
+    with running(name, config, settings=settings) as backend:
         transfers = Transfers(backend, upstream)
-        for ratio in _measure(arguments.part, arguments.against, Bench(backend, upstream), transfers):
+        for ratio in _measure(arguments.part, script, Bench(backend, upstream), transfers):
             console.print(str(ratio))
             ratios.append(ratio)
     _print_table(console, name, ratios)
@@ -72,7 +76,9 @@ def main() -> int:
     return int(arguments.strict and any(ratio.held is False for ratio in ratios))
 
 
-def _measure(wanted: Sequence[str] | None, script: Path | None, bench: Bench, transfers: Transfers) -> Iterator[Ratio]:
+def _measure(
+    wanted: Sequence[str] | None, script: ModuleType | None, bench: Bench, transfers: Transfers
+) -> Iterator[Ratio]:
     # what leaves the host is not held to a memcpy; what the vendor's calls take is its measure
     parts = wanted or (("transfers", "raw") if bench.backend.capabilities.cross_host else PARTS)
     if "codec" in parts:
@@ -82,7 +88,7 @@ def _measure(wanted: Sequence[str] | None, script: Path | None, bench: Bench, tr
     if "flows" in parts:
         yield from flows.measure(bench.backend)
     if "raw" in parts and script is not None:
-        yield from measure_against(script, bench)
+        yield from script.measure(bench)
 
 
 def _print_table(console: Console, connector: str, ratios: list[Ratio]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
-from omni_connector_contract_tests.bench.ratio import Ratio
 from omni_connector_contract_tests.harness.backend import Backend
 
-__all__ = ["Bench", "measure_against"]
+__all__ = ["Bench", "load_script"]
 
 
 class Bench(NamedTuple):
@@ -29,12 +28,10 @@ class Bench(NamedTuple):
     upstream: Path | None
 
 
-def measure_against(script: Path, bench: Bench) -> Iterator[Ratio]:
-    """Run a script's ``measure``.
+def load_script(script: Path) -> ModuleType:
+    """Import a script: its ``measure(bench)`` yields ratios, its ``SERVICE``, if any, the settings of the daemons.
 
-    The script is imported under its own name, so that processes it starts can import it too.
+    It is imported under its own name, so that processes it starts can import it too.
     """
     sys.path.insert(0, str(script.parent.resolve()))
-    module = importlib.import_module(script.stem)
-    ratios: Iterator[Ratio] = module.measure(bench)
-    return ratios
+    return importlib.import_module(script.stem)
