@@ -19,7 +19,7 @@ from omni_connector_core.errors import BackendUnavailableError, OmniConnectorErr
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Edge, Key, Producer
 from omni_connector_core.metadata import ANYWHERE, Where
-from omni_connector_core.store import tickets
+from omni_connector_core.store import own_host, tickets
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import Process, this_process
@@ -266,7 +266,8 @@ def test_where_no_folder_can_be_made_the_store_decides(
     store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(tickets, "_base", lambda host: tmp_path / "file/tickets")
+    monkeypatch.setattr(own_host, "folder_for", lambda kind, host: tmp_path / "file" / kind)
+    tickets.folder_of.cache_clear()
     ends = Ends(store)
     assert ends.put("r")["ticket"] is False
     assert get(ends.consumer(), "r") is not None

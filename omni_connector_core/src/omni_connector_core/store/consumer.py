@@ -27,6 +27,7 @@ from omni_connector_core.errors import (
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.metadata import Where
 from omni_connector_core.store import notices, tickets
+from omni_connector_core.store.bell import Listener
 from omni_connector_core.store.book import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store.directory import Directory, loss
 from omni_connector_core.store.names import Owner
@@ -63,13 +64,18 @@ class ConsumerEnd:
         self._decided_by_store: deque[str] = deque(maxlen=256)
         self._in_sight: set[str] = set()
         self._owners: dict[str, Owner] = {}
+        self._listener = Listener(directory.names.scope)
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
-        """Take a frame, waiting for it to the deadline: attempts with a pause that grows with the time waited."""
+        """Take a frame, waiting for it to the deadline.
+
+        It looks when the bell rings, and now and then; often, with a pause that grows, where a producer may be who does not ring.
+        """
         began_s = time.monotonic()
         trouble: BackendUnavailableError | None = None
         while True:
             asked_s = time.monotonic()
+            heard = self._listener.heard(key.request_id)
             try:
                 memory, trouble = self.attempt(key, where, deadline), None
                 if memory is not None:
@@ -83,9 +89,16 @@ class ConsumerEnd:
                 raise ClosedError("closed while waiting")
             if now >= deadline.at_s:
                 raise trouble or TransferTimeoutError(f"not there after {deadline.timeout_s:g} s")
-            longest_s = max(LONGEST_PAUSE_S, min(4 * (now - asked_s), SLOW_PAUSE_S))
-            pause_s = min(max(FIRST_PAUSE_S, (now - began_s) / 10), longest_s)
-            time.sleep(min(pause_s, deadline.at_s - now))
+            pause_s = max(LONGEST_PAUSE_S, min(4 * (now - asked_s), SLOW_PAUSE_S))
+            if trouble is not None or heard is None or not self.directory.all_here:
+                pause_s = min(max(FIRST_PAUSE_S, (now - began_s) / 10), pause_s)
+            if self._listener.wait(key.request_id, heard, min(pause_s, deadline.at_s - now)):
+                self.directory.doubt()  # it may be a newcomer who rang
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave nothing behind."""
+        self._listener.close()
+        self.directory.close(deadline)
 
     def attempt(self, key: Key, where: Where, deadline: Deadline) -> Memory | None:
         """Take a frame if it is there."""

@@ -140,6 +140,15 @@ class Directory:
             self._alive = [Producer(slot.replica, slot.rank) for slot in alive.values()]
             self.refreshed_s = now
 
+    @property
+    def all_here(self) -> bool:
+        """Whether every producer that is known is a process of this host, who rings bells."""
+        return all(slot.process.here() for slot in self.known.values())
+
+    def doubt(self) -> None:
+        """Take what is known for stale."""
+        self.refreshed_s = -float("inf")
+
     def left(self, slot: Slot) -> bool:
         """Whether a producer has left, or died, as of the last refresh."""
         return self._left(slot, self.known)

@@ -33,6 +33,7 @@ from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
 from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store import notices, witness
+from omni_connector_core.store.bell import Bells
 from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.liveness import this_process
@@ -76,6 +77,7 @@ class ProducerEnd:
         self.slot = Slot(*producer, secrets.token_hex(8), this_process())
         self.owner = directory.names.owner(producer, self.slot.incarnation)
         self.book = Book()
+        self._bells = Bells(directory.names.scope)
         self._tickets = Tickets(self.slot, wanted=store.tickets)
         self._process = list(msgspec.structs.astuple(self.slot.process))
         self._handed_over: list[int] = []
@@ -131,6 +133,7 @@ class ProducerEnd:
                     self.book.unreserve(entry.nbytes)
                     self._discard([entry], Deadline(KEEPER_CALL_S))
                     raise
+            self._bells.ring(key.request_id)
             if old is not None:
                 self._discard([old], deadline)
             book.add(entry)
@@ -159,6 +162,7 @@ class ProducerEnd:
         mark = pack(Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
         name, ttl_s = self.owner.abandoned(request_id), MEMORY_OF_ENDINGS_S
         patiently(lambda: self._store.replace(name, mark, ttl_s=ttl_s, deadline=deadline), deadline)
+        self._bells.ring(request_id)
         count = 0
         for key in keys:
             with self.book.changing(key):
@@ -247,6 +251,7 @@ class ProducerEnd:
         record = pack(Descriptor(ending=error.code, message=error.message))
         name = self.owner.descriptor(key)
         self._store.replace(name, record, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
+        self._bells.ring(key.request_id)
 
     def _discard(self, entries: Iterable[Entry], deadline: Deadline) -> int:
         """Take every read that is left; returns how many of the payloads had one."""

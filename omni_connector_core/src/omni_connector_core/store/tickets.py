@@ -1,16 +1,12 @@
 """Reads on a producer's own host, decided without a request to the store.
 
-A *ticket* is an empty file that is good for reading one payload::
-
-    /dev/shm/omni-connector-<uid>/tickets-<pid namespace>/<pid>-<started>-<incarnation>/<generation>
-
-Who removes it has the read: the kernel lets exactly one succeed, in some 8 us, where a store's own atomic operation takes a
-request. The producer issues a ticket when it puts a payload, and takes it itself when the payload expires, is failed, cleaned up
-or overwritten. Consumers that cannot see the folder (another host, another user, a container with a ``/dev/shm`` of its
-own) ask the producer once to *hand over*: it takes the folder away, so that nobody can remove a ticket any more, and from then on
-every read of it is decided by `omni_connector_core.store.objects.ObjectStore.take`.
-
-The folder's name tells whose it is; what a dead producer left is removed by the next one that comes.
+A *ticket* is an empty file that is good for reading one payload, ``<folder>/<generation>``; the folder is the producer's (see
+`omni_connector_core.store.own_host`). Who removes it has the read: the kernel lets exactly one succeed, in some 8 us, where a
+store's own atomic operation takes a request. The producer issues a ticket when it puts a payload, and takes it itself when the
+payload expires, is failed, cleaned up or overwritten. Consumers that cannot see the folder (another host, another user, a
+container with a ``/dev/shm`` of its own) ask the producer once to *hand over*: it takes the folder away, so that nobody can
+remove a ticket any more, and from then on every read of it is decided by
+`omni_connector_core.store.objects.ObjectStore.take`.
 """
 
 from __future__ import annotations
@@ -19,25 +15,21 @@ import contextlib
 import functools
 import os
 import shutil
-import stat
 import threading
-from pathlib import Path
 
-from omni_connector_core.store.liveness import Process
+from omni_connector_core.store import own_host
 from omni_connector_core.store.records import Slot
 
 __all__ = ["Tickets", "folder_of", "is_there", "take"]
-
-
-def _base(host: str) -> Path:
-    return Path(f"/dev/shm/omni-connector-{os.getuid()}/tickets-{host.rpartition('/')[2]}")
 
 
 @functools.lru_cache(maxsize=256)
 def folder_of(slot: Slot) -> str | None:
     """Return the folder of a producer's tickets; None for a producer of another host."""
     process = slot.process
-    return f"{_base(process.host)}/{process.pid}-{process.started}-{slot.incarnation}" if process.here() else None
+    if not process.here():
+        return None
+    return str(own_host.folder_for("tickets", process.host) / own_host.owned_name(process, slot.incarnation))
 
 
 def take(folder: str, generation: int) -> bool:
@@ -77,15 +69,9 @@ class Tickets:
         self._lock = threading.Lock()
         if wanted:
             with contextlib.suppress(OSError):
-                self._open(Path(self._folder).parent, slot.process.host)
-
-    def _open(self, base: Path, host: str) -> None:
-        for folder in (base.parent, base):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        if _private(base.parent) and _private(base):
-            _sweep(base, host)
-            os.mkdir(self._folder, 0o700)
-            self.open = True
+                own_host.open_folder("tickets")
+                os.mkdir(self._folder, 0o700)
+                self.open = True
 
     def issue(self, generation: int) -> bool:
         """Issue the ticket of a payload that is about to be put; False when the store decides about its reads."""
@@ -131,17 +117,3 @@ class Tickets:
             self.open = False
             self._issued.clear()
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _private(folder: Path) -> bool:
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-
-
-def _sweep(base: Path, host: str) -> None:
-    """Remove the folders of producers of this host that died."""
-    for entry in os.listdir(base):
-        pid, _, rest = entry.partition("-")
-        started, _, _ = rest.partition("-")
-        if pid.isdigit() and started.isdigit() and Process(host, int(pid), int(started)).dead():
-            shutil.rmtree(base / entry, ignore_errors=True)

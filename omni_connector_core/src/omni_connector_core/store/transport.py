@@ -167,7 +167,7 @@ class StoreTransport(Transport):
                 if own is not None:
                     own.close(Deadline(CLOSE_S))
                 if consumer is not None:
-                    consumer.directory.close(Deadline(CLOSE_S))
+                    consumer.close(Deadline(CLOSE_S))
             if store is not None:
                 store.close()
             liveness.forget()
