@@ -170,8 +170,10 @@ static int put_head(Writer *w, uint8_t kind, uint8_t code, int ndim, const void 
 
 static int put_tensor(Writer *w, PyObject *value)
 {
-    DLTensor t;
-    if (torch_api->borrow(value, &t) || t.device != DL_CPU || t.ndim > MAX_NDIM)
+    /* asked first: each question lets other threads run, and what is borrowed below is good only until they do */
+    PyObject *negated = PyObject_CallMethodNoArgs(value, is_neg_name); /* a view whose signs are not in its memory */
+    Py_XDECREF(negated);
+    if (negated != Py_False)
         return -1;
     /* torch gives several of its dtypes, such as uint8 and uint1, one name in DLPack */
     PyObject *dtype = PyObject_GetAttr(value, dtype_name);
@@ -179,27 +181,25 @@ static int put_tensor(Writer *w, PyObject *value)
     int code = 0;
     while (code < TENSOR_DTYPES && tensor_dtypes[code].object != dtype)
         code++;
-    if (!dtype || code == TENSOR_DTYPES)
+    DLTensor t;
+    if (!dtype || code == TENSOR_DTYPES || torch_api->borrow(value, &t))
         return -1;
-    int64_t count = 1;
+    if (t.device != DL_CPU || t.ndim > MAX_NDIM || t.dtype.bits != tensor_dtypes[code].dl.bits)
+        return -1;
+    int64_t shape[MAX_NDIM], count = 1;
     for (int i = 0; i < t.ndim; i++)
-        count *= t.shape[i];
+        count *= shape[i] = t.shape[i];
     if (t.strides && count) {
         int64_t step = 1;
-        for (int i = t.ndim - 1; i >= 0; step *= t.shape[i], i--)
-            if (t.shape[i] != 1 && t.strides[i] != step)
+        for (int i = t.ndim - 1; i >= 0; step *= shape[i], i--)
+            if (shape[i] != 1 && t.strides[i] != step)
                 return -1;
     }
-    PyObject *negated = PyObject_CallMethodNoArgs(value, is_neg_name); /* a view whose signs are not in its memory */
-    Py_XDECREF(negated);
-    if (negated != Py_False)
-        return -1;
-    uint8_t *shape;
+    uint8_t *at;
     const char *data = count ? (char *)t.data + t.byte_offset : "";
-    if (put_head(w, EXT_TENSOR, (uint8_t)code, t.ndim, data, count * (tensor_dtypes[code].dl.bits / 8), value, &shape))
+    if (put_head(w, EXT_TENSOR, (uint8_t)code, t.ndim, data, count * (t.dtype.bits / 8), value, &at))
         return -1;
-    for (int i = 0; i < t.ndim; i++)
-        put64(shape + 8 * i, t.shape[i]);
+    memcpy(at, shape, t.ndim * sizeof *shape);
     return 0;
 }
 

@@ -169,6 +169,19 @@ def test_a_payload_that_changes_while_it_is_encoded_harms_nobody(make: Any, medd
         assert native.encode(payload) is native.PASS
 
 
+def test_a_tensor_that_changes_while_it_is_asked_is_taken_as_it_is_then() -> None:
+    tensor = torch.arange(4)
+
+    def change() -> None:
+        tensor.resize_(2, 3, 1, 1, 1, 1, 1)
+
+    with Meddling(change):
+        _, _, ((address, nbytes, owner),) = native.encode(tensor)
+    assert (address, nbytes) == (tensor.data_ptr(), tensor.nbytes)
+    assert owner is tensor
+    assert Codec().decode(cases.write(Codec(), tensor)).shape == tensor.shape
+
+
 def test_what_a_meddler_raises_is_not_lost_on_python() -> None:
     def refuse() -> None:
         raise ValueError("not now")
