@@ -4,7 +4,8 @@
 
     /dev/shm/omni-connector-<uid>/<kind>-<pid namespace>/<pid>-<started>-<anything>
 
-An entry's name tells whose it is; it goes with its process, or when the next one comes.
+An entry's name tells whose it is, and one that is still being made begins with a dot; it goes with its process, or when the
+next one comes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def open_folder(kind: str) -> Path:
 
 def _sweep(folder: Path, host: str) -> None:
     for entry in os.scandir(folder):
-        pid, _, rest = entry.name.partition("-")
+        pid, _, rest = entry.name.removeprefix(".").partition("-")
         started, _, _ = rest.partition("-")
         if pid.isdigit() and started.isdigit() and Process(host, int(pid), int(started)).dead():
             if entry.is_dir(follow_symlinks=False):
