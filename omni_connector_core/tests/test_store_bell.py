@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from file_store import file_store_class
 
@@ -125,6 +126,37 @@ def test_an_ending_wakes_who_waits_for_it(
         get.result(10)
 
 
+def test_who_polls_hears_whether_a_poll_can_find_anything(
+    producer: ProducerEnd, end: ConsumerEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "LONGEST_PAUSE_S", 3600.0)
+    assert end.attempt(Key("r"), ANYWHERE, Deadline(5)) is None
+    news = end.news()
+    assert news is not None
+    assert end.news() == news
+    for _ in range(3):
+        put(producer, "r")
+        assert end.news() != news
+        news = end.news()
+        assert end.attempt(Key("r"), ANYWHERE, Deadline(5)) is not None
+    producer.fail(Key("r"), "no", deadline=Deadline(5))
+    assert end.news() != news
+
+
+def test_now_and_then_there_is_news_all_the_same(end: ConsumerEnd) -> None:
+    news = end.news()
+    eventually(lambda: end.news() != news)
+
+
+def test_of_producers_that_cannot_ring_there_is_no_news(producer: ProducerEnd, end: ConsumerEnd) -> None:
+    end.directory.refresh(Deadline(5))
+    ((number, slot),) = end.directory.known.items()
+    assert end.news() is not None
+    elsewhere = msgspec.structs.replace(slot.process, host="elsewhere/1")
+    end.directory.known[number] = msgspec.structs.replace(slot, process=elsewhere)
+    assert end.news() is None
+
+
 def ring(folder: Path, scope: str, go: Any) -> None:
     own_host.folder_for = lambda kind, host: folder  # type: ignore[assignment]
     bells = Bells(scope)
@@ -223,6 +255,7 @@ def test_where_no_bell_can_be_hung_up_a_consumer_looks_by_itself(
     put(producer, "r")
     assert b"x" in bytes(get.result(10))
     assert end._listener.heard("r") is None
+    assert end.news() is None
 
 
 def test_a_wait_ends_by_itself_and_costs_no_time_of_the_processor(end: ConsumerEnd) -> None:

@@ -1,9 +1,9 @@
 """How a consumer on a producer's own host hears of a put at once, without asking the store.
 
 A consumer that waits hangs up a *bell*: a page of shared memory, a file of `omni_connector_core.store.own_host`'s folder
-``bells``. Its 1,024 counters stand for requests. A producer that puts, fails or cleans up counts on, in every bell of its edge,
-the counter of the request, and wakes who sleeps on it (futex(2)). Two producers that count at once may count as one, which is a
-change all the same.
+``bells``. Its first counter counts everything; the others, 1,023, stand for requests. A producer that puts, fails or cleans up
+counts on, in every bell of its edge, the first and that of the request, and wakes who sleeps on the latter (futex(2)). Two
+producers that count at once may count as one, which is a change all the same.
 
 A bell only says sooner what a look at the store would find: consumers look by themselves, too, because they do not hear
 producers of other hosts, users and pid namespaces.
@@ -55,7 +55,7 @@ def _edge(scope: str) -> str:
 
 
 def _counter(request_id: str) -> int:
-    return zlib.crc32(request_id.encode()) % COUNTERS
+    return 1 + zlib.crc32(request_id.encode()) % (COUNTERS - 1)
 
 
 def _counters(fd: int) -> Any:
@@ -87,6 +87,9 @@ class _Bell:
     def heard(self, request_id: str) -> int:
         return int(self._counters[_counter(request_id)])
 
+    def rung(self) -> int:
+        return int(self._counters[0])
+
     def wait(self, request_id: str, heard: int, timeout_s: float) -> bool:
         number = _counter(request_id)
         seconds = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
@@ -101,7 +104,7 @@ def _take_down(path: Path, pid: int) -> None:
 
 
 class Listener:
-    """A consumer's ear: hangs up a bell at the first wait; where there is no place for one, a wait is a sleep. Thread-safe."""
+    """A consumer's ear: hangs up a bell when it first listens; where there is no place for one, a wait is a sleep. Thread-safe."""
 
     def __init__(self, scope: str) -> None:
         self._scope = scope
@@ -112,6 +115,12 @@ class Listener:
     def heard(self, request_id: str) -> int | None:
         """Return how often the bell rang for a request, or others like it; ask before looking at the store."""
         return None if self._bell is None else self._bell.heard(request_id)
+
+    def rung(self) -> int | None:
+        """Return how often the bell rang at all, hanging it up if need be; None without one."""
+        if not self._tried:
+            self._hang_up()
+        return None if self._bell is None else self._bell.rung()
 
     def wait(self, request_id: str, heard: int | None, timeout_s: float) -> bool:
         """Sleep until the bell has rung more often than was heard, or for so many seconds; whether it rang."""
@@ -164,6 +173,7 @@ class Bells:
         if self._bells:
             number = _counter(request_id)
             for counters in tuple(self._bells.values()):
+                counters[0] += 1
                 counters[number] += 1
                 address = ctypes.addressof(counters) + 4 * number
                 _syscall_keeping_gil(_FUTEX, address, _WAKE, _EVERYBODY, None)

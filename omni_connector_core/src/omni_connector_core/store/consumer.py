@@ -95,6 +95,11 @@ class ConsumerEnd:
             if self._listener.wait(key.request_id, heard, min(pause_s, deadline.at_s - now)):
                 self.directory.doubt()  # it may be a newcomer who rang
 
+    def news(self) -> int | None:
+        """See `omni_connector_core.transport.Transport.news`."""
+        rung = self._listener.rung() if self.directory.all_here else None
+        return None if rung is None else rung + (int(time.monotonic() / LONGEST_PAUSE_S) << 32)
+
     def close(self, deadline: Deadline) -> None:
         """Leave nothing behind."""
         self._listener.close()

@@ -127,6 +127,11 @@ class StoreTransport(Transport):
         consumer = self._consumer_end or self._patiently(lambda: self._consumer(deadline), deadline)
         return consumer.get(key, where, deadline, closed=lambda: self.closed)
 
+    def news(self) -> int | None:
+        """See `Transport.news`; None while a producer of another host is known."""
+        consumer = self._consumer_end
+        return None if consumer is None else consumer.news()
+
     # ---- both
 
     def _exists(self, keys: Sequence[Key], where: Where) -> list[bool]:
