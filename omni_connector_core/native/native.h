@@ -16,7 +16,7 @@
 enum { PREFIX = 64, VERSION = 1, INLINE = 1024, MAX_DEPTH = 100, MAX_NDIM = 64, MIN_GROUP = 8, PIECES = 1 << 16 };
 enum { TENSOR_DTYPES = 64, ARRAY_DTYPES = 32 };
 enum { EXT_TUPLE = 1, EXT_BYTES = 16, EXT_NDARRAY = 24, EXT_TENSOR = 32 };
-#define RELEASE_GIL_NBYTES ((Py_ssize_t)1 << 20)
+#define RELEASE_GIL_NBYTES ((Py_ssize_t)1 << 21) /* as in memcpy.py */
 #define PADDED(n) (((n) + 63) & ~(Py_ssize_t)63)
 
 /* ---- DLPack 1.x, as torch 2.10 and later speak it (github.com/dmlc/dlpack) ------------------------------------- */

@@ -13,7 +13,7 @@ import numpy as np
 
 __all__ = ["Region", "aligned_copy", "bytes_address", "copy", "region"]
 
-RELEASE_GIL_NBYTES = 1 << 20
+RELEASE_GIL_NBYTES = 1 << 21
 
 
 def _memmove(library: ctypes.CDLL) -> Any:
@@ -49,7 +49,7 @@ class Region(NamedTuple):
 
 
 def copy(target: int, source: int | bytes, nbytes: int) -> None:
-    """Copy ``nbytes`` bytes to the address ``target``; one memmove, without the GIL from 1 MiB on.
+    """Copy ``nbytes`` bytes to the address ``target``; one memmove, without the GIL from 2 MiB on.
 
     Parameters
     ----------
