@@ -208,6 +208,23 @@ def poll_until_there(acting: Acting, key: Any, within_s: float) -> Any:
     return payload
 
 
+def news(acting: Acting) -> int | None:
+    """See `Transport.news`."""
+    return acting.connector.transport.news()
+
+
+def poll_at_news(acting: Acting, key: Any, seen: int | None, within_s: float) -> Any:
+    """Poll until the payload is there, but only when `Transport.news` is not what was seen before the poll before."""
+    end_s = time.monotonic() + within_s
+    payload: Any = NOT_READY
+    while payload is NOT_READY and time.monotonic() < end_s:
+        now = acting.connector.transport.news()
+        if now is None or now != seen:
+            payload, seen = acting.connector.poll(key), now
+        time.sleep(0.001)
+    return payload
+
+
 # ---- the caller's own memory
 
 

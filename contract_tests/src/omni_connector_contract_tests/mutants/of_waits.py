@@ -38,6 +38,15 @@ class NeverWakes(MemoryTransport):
         return memory
 
 
+@caught("TestWaiting::test_news_says_when_a_poll_can_find_something")
+class HasNoNews(MemoryTransport):
+    """Nothing is ever new."""
+
+    def news(self) -> int:
+        """Return the same number whatever is put."""
+        return 0
+
+
 @caught("TestWaiting::test_get_times_out_when_told")
 class IgnoresTimeouts(MemoryTransport):
     """A get waits two seconds longer than it was told."""

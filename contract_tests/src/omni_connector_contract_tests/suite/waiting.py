@@ -39,6 +39,13 @@ class TestWaiting(ContractTests):
         ends.producer.put("k", None)
         assert ends.consumer.act(acts.poll_until_there, "k", 2.0) is None
 
+    def test_news_says_when_a_poll_can_find_something(self, ends: Ends) -> None:
+        for n in range(3):
+            seen = ends.consumer.act(acts.news)
+            assert ends.consumer.poll(f"k{n}") is NOT_READY
+            ends.producer.put(f"k{n}", n)
+            assert ends.consumer.act(acts.poll_at_news, f"k{n}", seen, 2.0) == n
+
     def test_poll_never_blocks(self, ends: Ends) -> None:
         ends.producer.put("other", 1)
         assert ends.consumer.act(acts.median_poll_s, "k", 20) < 0.05
