@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -233,6 +234,41 @@ def test_what_a_killed_consumer_hung_up_is_rung_in_vain_and_taken_down_by_the_ne
     Bells(NAMES.scope).ring("r")
     listener = hung_up()
     assert [name.split("-")[0] for name in os.listdir(folder)] == [str(os.getpid())]
+    listener.close()
+
+
+def test_what_is_no_bell_is_left_alone(folder: Path) -> None:
+    listener, bells = hung_up(), Bells(NAMES.scope)
+    (bell,) = folder.iterdir()
+    strange = {bell.with_name(bell.name + end) for end in ("empty", "folder", "link")}
+    for path in strange:
+        if path.name.endswith("empty"):
+            path.write_bytes(b"")
+        elif path.name.endswith("folder"):
+            path.mkdir()
+        else:
+            path.symlink_to("/etc/hostname")
+    heard = listener.heard("r")
+    bells.ring("r")
+    assert listener.heard("r") != heard
+    assert strange <= set(folder.iterdir())
+    listener.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "opened to others"])
+def test_a_folder_that_cannot_be_trusted_rings_nothing_and_fails_no_put(
+    how: str, folder: Path, producer: ProducerEnd
+) -> None:
+    listener = hung_up()
+    put(producer, "before")
+    heard = listener.heard("r")
+    if how == "removed":
+        shutil.rmtree(folder)
+    else:
+        folder.chmod(0o777)
+        (folder / "changed").write_text("")
+    put(producer, "r")
+    assert listener.heard("r") == heard
     listener.close()
 
 

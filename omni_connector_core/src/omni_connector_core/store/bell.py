@@ -166,10 +166,10 @@ class Bells:
         """Say that there is something new of a request."""
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:  # no bell was ever hung up
+            if changed_ns != self._changed_ns:
+                self._look(changed_ns)
+        except OSError:  # no bell was ever hung up, or somebody cleaned up
             return
-        if changed_ns != self._changed_ns:
-            self._look(changed_ns)
         if self._bells:
             number = _counter(request_id)
             for counters in tuple(self._bells.values()):
@@ -179,12 +179,13 @@ class Bells:
                 _syscall_keeping_gil(_FUTEX, address, _WAKE, _EVERYBODY, None)
 
     def _look(self, changed_ns: int) -> None:
+        own_host.require_private(self._folder)
         with self._lock:
             names = {name for name in os.listdir(self._folder) if self._mark in name and name[0] != "."}
             for name in self._bells.keys() - names:
                 del self._bells[name]
             for name in names - self._bells.keys():
-                with contextlib.suppress(OSError):  # taken down meanwhile
+                with contextlib.suppress(OSError, ValueError):  # taken down meanwhile, or no bell
                     self._bells[name] = _opened(self._folder / name)
             self._changed_ns = changed_ns if time.time_ns() - changed_ns > TICK_NS else -1
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omni_connector_core.store.liveness import Process, this_process
 
-__all__ = ["folder_for", "open_folder", "owned_name"]
+__all__ = ["folder_for", "open_folder", "owned_name", "require_private"]
 
 
 def folder_for(kind: str, host: str) -> Path:
@@ -43,11 +43,16 @@ def open_folder(kind: str) -> Path:
     folder = folder_for(kind, host)
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{path} is not a folder of this user's alone")
+        require_private(path)
     _sweep(folder, host)
     return folder
+
+
+def require_private(path: Path) -> None:
+    """Raise OSError unless a folder is this user's alone: who may write there could truncate what is mapped."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a folder of this user's alone")
 
 
 def _sweep(folder: Path, host: str) -> None:
