@@ -152,13 +152,13 @@ static PyObject *get_items(Reader *r, uint64_t count, int depth)
 {
     if (depth >= MAX_DEPTH || count > (uint64_t)(r->end - r->at))
         return NULL;
-    PyObject *made = PyList_New((Py_ssize_t)count);
-    for (uint64_t i = 0; made && i < count; i++) {
+    /* lists in lists may each claim to be as long as what is left: room is made for what is really there */
+    PyObject *made = PyList_New(0);
+    while (made && count--) {
         PyObject *item = get_value(r, depth + 1);
-        if (!item)
+        if (!item || PyList_Append(made, item))
             Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, item);
+        Py_XDECREF(item);
     }
     return made;
 }
@@ -181,10 +181,12 @@ static PyObject *get_map(Reader *r, uint64_t count, int depth)
 
 static PyObject *get_tuple(Reader *r, const uint8_t *at, Py_ssize_t nbytes, int depth)
 {
+    if (depth >= MAX_DEPTH)
+        return NULL;
     const uint8_t *after = r->at, *end = r->end;
     r->at = at;
     r->end = at + nbytes;
-    PyObject *list = get_value(r, depth), *made = NULL;
+    PyObject *list = get_value(r, depth + 1), *made = NULL;
     if (list && PyList_CheckExact(list) && r->at == r->end)
         made = PyList_AsTuple(list);
     Py_XDECREF(list);

@@ -6,8 +6,10 @@ import collections
 import dataclasses
 import datetime
 import enum
+import struct
 import subprocess
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,20 @@ from PIL import Image
 
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.walk import Writer
-from omni_connector_core.codec.wire import DATACLASS, ENUM, NAMEDTUPLE, NUMPY_DTYPE, REGISTERED, STRUCT, Ext, pack
+from omni_connector_core.codec.wire import (
+    DATACLASS,
+    ENUM,
+    NAMEDTUPLE,
+    NUMPY_DTYPE,
+    PAIRS,
+    REGISTERED,
+    SET,
+    STRUCT,
+    TORCH_SIZE,
+    TUPLE,
+    Ext,
+    pack,
+)
 from omni_connector_core.errors import DecodeError, EncodeError
 from omni_connector_core.frame import Frame
 
@@ -189,6 +204,27 @@ def test_names_are_taken_once() -> None:
         codec.register_class(Ours)
 
 
+@pytest.mark.parametrize("code", [TUPLE, SET, PAIRS, TORCH_SIZE])
+def test_a_frame_that_is_nested_without_end_is_refused(code: int) -> None:
+    levels = 300_000  # each in the one before, with no list between
+    meta = b"".join(struct.pack(">BIB", 0xC9, 6 * (levels - 1 - n), code) for n in range(levels))
+    with pytest.raises(DecodeError):
+        Codec().decode(bytearray(frame_bytes(Frame(meta, []))[0]))
+
+
+def test_lists_that_claim_to_be_long_get_no_room_for_it() -> None:
+    nbytes = 1 << 20
+    meta = b"".join(struct.pack(">BI", 0xDD, nbytes) for _ in range(90)) + bytes([0xC0]) * (nbytes + 1000)
+    memory = bytearray(frame_bytes(Frame(meta, []))[0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            Codec().decode(memory)
+        assert tracemalloc.get_traced_memory()[1] < 32 * nbytes
+    finally:
+        tracemalloc.stop()
+
+
 def decode_meta(meta: object, codec: Codec | None = None) -> Any:
     """Decode a frame whose meta was made by hand, with a right checksum."""
     return (codec or Codec()).decode(bytearray(b"".join(frame_bytes(Frame(pack(meta), [])))))
@@ -239,6 +275,7 @@ def test_a_name_is_not_looked_up_through_other_modules_or_getattr(monkeypatch: p
 
 def test_decoding_imports_nothing() -> None:
     code = """
+import struct
 import sys
 from omni_connector_core.codec import Codec
 from omni_connector_core.codec.wire import DATACLASS, Ext, pack
@@ -323,6 +360,7 @@ def test_no_such_checksum_and_no_such_package() -> None:
     with pytest.raises(ValueError, match="crc32"):
         Codec(checksum="md5")
     code = """
+import struct
 import sys
 sys.modules["xxhash"] = None
 from omni_connector_core.codec import Codec
@@ -371,8 +409,6 @@ def test_text_that_is_no_dtype_of_ours(text: str) -> None:
 
 
 def test_a_key_that_cannot_be_one() -> None:
-    from omni_connector_core.codec.wire import PAIRS, SET
-
     for meta in (Ext(PAIRS, pack([{}, 1])), Ext(PAIRS, pack([1])), Ext(SET, pack([[1]])), Ext(SET, pack(1))):
         with pytest.raises(DecodeError):
             decode_meta(meta)

@@ -16,6 +16,7 @@ import torch
 from omni_connector_core.codec import Codec
 from omni_connector_core.errors import BufferMismatchError, DecodeError
 from omni_connector_core.frame import Frame, FrameLayout, scatter, scatter_plan
+from omni_connector_core.native import native
 
 PAYLOAD = [
     np.arange(100, dtype=np.uint8),
@@ -174,3 +175,14 @@ def test_thousands_of_buffers() -> None:
     target = [bytearray(17 * 1000) for _ in range(4)]
     scatter(memory, target)
     assert b"".join(target) == raw_stream(frame)
+
+
+def test_the_way_is_the_one_that_was_chosen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native is not None
+    taken = []
+    monkeypatch.setattr(native, "decode", lambda memory: taken.append(memory) or native.PASS)
+    frame = Codec().encode(1)
+    memory = bytearray(frame.nbytes)
+    frame.write_into(memory)
+    assert Codec().decode(memory) == 1
+    assert bool(taken) == (way == "compiled")
