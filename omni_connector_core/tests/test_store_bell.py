@@ -202,6 +202,22 @@ def test_bells_that_come_and_go_in_quick_succession_are_all_rung(folder: Path) -
     assert os.listdir(folder) == []
 
 
+def test_a_bell_keeps_no_descriptor_and_no_memory(folder: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(folder))
+
+    hung_up()
+    files = len(os.listdir("/proc/self/fd"))
+    listener, bells = hung_up(), Bells(NAMES.scope)
+    bells.ring("r")
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert mapped() == 2
+    listener.close()
+    bells.ring("r")
+    del listener
+    assert mapped() == 0
+
+
 def test_another_edge_and_another_request_are_not_heard() -> None:
     listener = hung_up()
     heard, other = listener.heard("r"), listener.heard("other")

@@ -20,6 +20,7 @@ import mmap
 import os
 import platform
 import secrets
+import stat
 import threading
 import time
 import weakref
@@ -27,6 +28,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
+from omni_connector_core import lease
+from omni_connector_core.mapping import map_at, unmap
 from omni_connector_core.store import own_host
 from omni_connector_core.store.liveness import this_process
 
@@ -34,6 +37,7 @@ __all__ = ["Bells", "Listener"]
 
 KIND = "bells"
 COUNTERS = 1024
+NBYTES = 4 * COUNTERS
 TICK_NS = 20_000_000
 """The clock of a file system is no finer than this: a folder that changed so recently may have changed twice."""
 
@@ -59,8 +63,18 @@ def _counter(request_id: str) -> int:
 
 
 def _counters(fd: int) -> Any:
-    memory = mmap.mmap(fd, 4 * COUNTERS)
-    return (ctypes.c_uint32 * COUNTERS).from_buffer(memory)
+    """Map a bell; it keeps no descriptor."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != NBYTES:
+        raise OSError("no bell")
+    address = map_at(None, NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd)
+    counters = (ctypes.c_uint32 * COUNTERS).from_address(address)
+    lease.watch(counters, _unmap, address)
+    return counters
+
+
+def _unmap(address: int) -> None:
+    unmap(address, NBYTES)
 
 
 class _Bell:
@@ -74,7 +88,7 @@ class _Bell:
         hidden = path.with_name("." + path.name)
         fd = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, 4 * COUNTERS)
+            os.posix_fallocate(fd, 0, NBYTES)
             self._counters = _counters(fd)
             os.rename(hidden, path)
         except OSError:
@@ -185,7 +199,7 @@ class Bells:
             for name in self._bells.keys() - names:
                 del self._bells[name]
             for name in names - self._bells.keys():
-                with contextlib.suppress(OSError, ValueError):  # taken down meanwhile, or no bell
+                with contextlib.suppress(OSError):  # taken down meanwhile, or no bell
                     self._bells[name] = _opened(self._folder / name)
             self._changed_ns = changed_ns if time.time_ns() - changed_ns > TICK_NS else -1
 

@@ -15,6 +15,7 @@ import weakref
 from typing import Any
 
 from omni_connector_core.errors import BackendUnavailableError
+from omni_connector_core.mapping import map_at, unmap
 
 __all__ = ["HUGE_NBYTES", "anonymous_file", "make_huge", "map_aligned", "map_shared"]
 
@@ -23,15 +24,8 @@ FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MADV_COLLAPSE = 25
-FAILED = ctypes.c_void_p(-1).value
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_madvise = _libc.madvise
+_madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -96,33 +90,25 @@ def map_aligned(fd: int, nbytes: int) -> Any:
         There is not so much address space.
     """
     reserved_nbytes = nbytes + HUGE_NBYTES
-    reserved = _map(None, reserved_nbytes, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    reserved = map_at(None, reserved_nbytes, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     address = -(-reserved // HUGE_NBYTES) * HUGE_NBYTES
     try:
-        _map(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, fd)
+        map_at(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, fd)
     except OSError:
-        _munmap(reserved, reserved_nbytes)
+        unmap(reserved, reserved_nbytes)
         raise
     before, after = address - reserved, reserved + reserved_nbytes - address - nbytes
     if before:
-        _munmap(reserved, before)
+        unmap(reserved, before)
     if after:
-        _munmap(address + nbytes, after)
+        unmap(address + nbytes, after)
     _madvise(address, nbytes, mmap.MADV_DONTDUMP)
     memory = (ctypes.c_char * nbytes).from_address(address)
     # not at the interpreter's exit, where views may still be used
-    weakref.finalize(memory, _munmap, address, nbytes).atexit = False
+    weakref.finalize(memory, unmap, address, nbytes).atexit = False
     return memory
 
 
 def make_huge(memory: Any, offset: int, nbytes: int) -> None:
     """Put a range of a mapping, whose pages are allocated, onto huge pages as far as it covers them whole; or not."""
     _madvise(ctypes.addressof(memory) + offset, nbytes, MADV_COLLAPSE)
-
-
-def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
-    found = _mmap(address, nbytes, protection, flags, fd, 0)
-    if found is None or found == FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(found)
