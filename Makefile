@@ -51,7 +51,8 @@ test: setup
 
 # Real daemons, kills and deadlines on a machine that may be busy: what failed is run once more, alone. A fault fails again.
 define pytest
-	@$(1) $(2) || { echo "== once more, what failed"; $(1) $(2) --last-failed --last-failed-no-failures none; }
+	@run="$(1) -o cache_dir=.pytest_cache/$@ $(2)"; \
+	 $$run || { echo "== once more, what failed"; $$run --last-failed --last-failed-no-failures none; }
 endef
 
 test-core:
