@@ -95,6 +95,18 @@ def test_a_missing_sdk_fails_the_run_and_says_how_to_install_it(run, tmp_path):
     assert "pip install the-sdk" in done.stderr
 
 
+def test_what_is_run_once_more_completes_the_results_of_the_run_before(run, tmp_path):
+    first = run(*suite("--connector", "memory", "--contract-json", "out.json", "-k", "TestReads"))
+    assert first.returncode == 0, first.stdout
+    before = json.loads((tmp_path / "out.json").read_text())
+    again = ["-p", "cacheprovider", "--last-failed", "-k", "test_a_payload_is_read_once"]
+    second = run(*suite("--connector", "memory", "--contract-json", "out.json", *again))
+    assert second.returncode == 0, second.stdout
+    after = json.loads((tmp_path / "out.json").read_text())
+    assert after["levels"] == before["levels"]
+    assert [t["test"] for t in after["tests"] if t.get("again")] == ["TestReads::test_a_payload_is_read_once"]
+
+
 def test_two_lines_and_a_fixture_hold_a_backends_own_tests_to_the_contract(run):
     done = run("test_own.py", "-k", "TestTransfer and empty or TestReads", tests=OWN_TESTS)
     assert done.returncode == 0, done.stdout

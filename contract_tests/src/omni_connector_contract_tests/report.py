@@ -63,14 +63,18 @@ class Report:
         """Write the table, and the JSON where it was asked for."""
         if not self._outcomes:
             return
-        results = self._results()
         path: Path | None = self._config.getoption("contract_json")
+        outcomes = {outcome["test"]: outcome for outcome in self._outcomes.values()}
+        if path is not None and path.exists() and self._config.getoption("lf", default=False):  # what failed, once more
+            again = {test: {**outcome, "again": True} for test, outcome in outcomes.items()}
+            outcomes = {outcome["test"]: outcome for outcome in json.loads(path.read_text())["tests"]} | again
+        results = self._results(list(outcomes.values()))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(results, indent=1) + "\n")
         _print_table(results)
 
-    def _results(self) -> dict[str, Any]:
+    def _results(self, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         backend = self._backend
         integrity: Integrity = self._config.pluginmanager.get_plugin("omni-connector-integrity")  # type: ignore[assignment]
         return {
@@ -81,11 +85,11 @@ class Report:
             "suite": version("omni-connector-contract-tests"),
             "deviations": integrity.reasons,
             "levels": {
-                str(level): dict(Counter(t["outcome"] for t in self._outcomes.values() if t["level"] == level))
+                str(level): dict(Counter(t["outcome"] for t in outcomes if t["level"] == level))
                 for level in LEVELS
-                if any(t["level"] == level for t in self._outcomes.values())
+                if any(t["level"] == level for t in outcomes)
             },
-            "tests": list(self._outcomes.values()),
+            "tests": outcomes,
         }
 
 
