@@ -9,6 +9,7 @@ VENV       := .venv
 BIN        := $(VENV)/bin
 MEMBERS     = omni_connector_core $(addprefix plugins/,$(PLUGINS)) contract_tests serve
 PROJECTS   := pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS)) requirements/sdk.txt requirements/sdk-nodeps.txt
+NATIVE     := omni_connector_core/hatch_build.py $(wildcard omni_connector_core/native/*)
 READY      := $(VENV)/.ready
 CONNECTOR  ?= shared_memory
 PART       ?=
@@ -28,7 +29,7 @@ setup: $(READY)
 
 # torch is pinned first: an unpinned one brings gigabytes of CUDA. The members are installed once as dependencies of the root
 # and then again, editable, so that a change is seen without a reinstall.
-$(READY): $(PROJECTS) requirements/apt.txt
+$(READY): $(PROJECTS) $(NATIVE) requirements/apt.txt
 	@echo "== setting up $(VENV) (once, a few minutes)"
 	@requirements/apt.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
