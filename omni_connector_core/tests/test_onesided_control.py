@@ -7,6 +7,8 @@ import random
 import secrets
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -194,6 +196,75 @@ def test_a_consumer_that_vanishes_gives_its_claims_back(producer, server, channe
         other.send(m.Ping(m.new_number()))
     assert isinstance(got, m.Found)
     channels.put_back(other)
+
+
+ASKING = """
+import sys, time
+from omni_connector_core.key import Key
+from omni_connector_core.onesided import messages as m
+from omni_connector_core.onesided.channel import Channels, wait_on
+channel = Channels(None).take(sys.argv[1])
+channel.send(m.Ask(1, m.Scope("test", "namespace", "a", "b"), Key("k")))
+while True:
+    wait_on([channel], time.monotonic() + 10)
+    for answer in channel.answers():
+        print(type(answer).__name__, flush=True)
+"""
+
+
+@pytest.fixture
+def asking(server):
+    """A consumer in a process of its own, which asks for the key k and says what it is answered."""
+    with subprocess.Popen([sys.executable, "-c", ASKING, server.address], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_dead_process_holds_no_claim_until_the_end_of_its_lease(producer, channel, asking, monkeypatch):
+    monkeypatch.setattr(m, "LEASE_S", 1e6)
+    producer.put("k")
+    assert asking.stdout.readline() == "Found\n"
+    number = ask(channel, "k")
+    assert isinstance(answer(channel, number), m.Pending)
+    asking.kill()
+    assert isinstance(answer(channel, number), m.Found)
+
+
+def test_a_put_that_overtakes_the_news_of_a_consumers_death_is_not_lost_to_it(
+    producer, server, channels, channel, asking, monkeypatch
+):
+    monkeypatch.setattr(m, "LEASE_S", 1e6)
+    assert asking.stdout.readline() == "Pending\n"
+    with server_thread_busy(producer, server, channels):
+        asking.kill()
+        asking.wait()
+        producer.put("k")
+    assert isinstance(answer(channel, ask(channel, "k")), m.Found)
+
+
+@contextlib.contextmanager
+def server_thread_busy(producer, server, channels):
+    """The server's thread hears nothing meanwhile: it lets an engine work that takes its time."""
+    busy, done = threading.Event(), threading.Event()
+
+    def progress():
+        busy.set()
+        done.wait()
+
+    claimant = channels.take(server.address)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(producer, "progress_s", 10.0)
+    monkeypatch.setattr(producer, "progress", progress)
+    producer.put("another")
+    claim = answer(claimant, ask(claimant, "another")).claim
+    try:
+        assert busy.wait(10)
+        yield
+    finally:
+        monkeypatch.undo()
+        done.set()
+    claimant.send(m.Done(m.new_number(), claim))
+    channels.put_back(claimant)
 
 
 def channel_answer(channel, number):

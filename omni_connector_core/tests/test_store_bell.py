@@ -21,12 +21,12 @@ from omni_connector_contract_tests.harness.eventually import eventually
 from omni_connector_core import Edge, Key, Producer, ProducerFailedError, RequestAbandonedError
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.frame import Frame
+from omni_connector_core.liveness import this_process
 from omni_connector_core.metadata import ANYWHERE
 from omni_connector_core.store import bell, consumer, own_host
 from omni_connector_core.store.bell import Bells, Listener
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
-from omni_connector_core.store.liveness import this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.producer import ProducerEnd
 

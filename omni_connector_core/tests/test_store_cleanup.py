@@ -14,10 +14,10 @@ from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError, RequestAbandonedError, TransferTimeoutError
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.liveness import Process, this_process
 from omni_connector_core.metadata import ANYWHERE
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
-from omni_connector_core.store.liveness import Process, this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.producer import ProducerEnd
 from omni_connector_core.store.records import Owned, pack

@@ -10,10 +10,10 @@ import pytest
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Edge, Key, Producer
+from omni_connector_core.liveness import Process, forget, this_process
 from omni_connector_core.store import directory
 from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
-from omni_connector_core.store.liveness import Process, forget, this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.records import Beat, Descriptor, Mail, Slot, pack, unpack
 
@@ -86,7 +86,7 @@ def test_this_process_lives_and_another_of_its_id_does_not():
 
 
 def test_a_process_that_ended_is_dead_also_as_a_zombie():
-    code = "import sys; from omni_connector_core.store.liveness import this_process\n"
+    code = "import sys; from omni_connector_core.liveness import this_process\n"
     code += "p = this_process(); print(p.pid, p.started, flush=True); sys.stdin.read()"
     environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
     command = [sys.executable, "-c", code]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from omni_connector_core.errors import BackendUnavailableError
-from omni_connector_core.onesided.sockets import listen, raise_if_exhausted
+from omni_connector_core.liveness import Process
+from omni_connector_core.onesided.sockets import listen, process_behind, raise_if_exhausted
 from omni_connector_core.onesided.wire import Wire
 
 __all__ = ["Listener", "Peer"]
@@ -43,10 +44,18 @@ class Peer:
         The same over every connection of the channel.
     wire
         Its connection; None while it has none.
+    process
+        Whose it is, when it is of this host and came over the unix socket.
     """
 
     name: bytes
     wire: Wire | None = None
+    process: Process | None = None
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has lost its connection and certainly makes no other."""
+        return self.wire is None and self.process is not None and self.process.dead()
 
 
 PeerT = TypeVar("PeerT", bound=Peer)
@@ -54,9 +63,10 @@ PeerT = TypeVar("PeerT", bound=Peer)
 
 @dataclass(slots=True, eq=False)
 class _Connection(Generic[PeerT]):
-    """A connection, and whose it is; None: it has not said so yet."""
+    """A connection, the process that made it, and whose it is; None: it has not said so yet."""
 
     wire: Wire
+    process: Process | None
     since_s: float
     peer: PeerT | None = None
 
@@ -197,6 +207,7 @@ class Listener(Generic[PeerT]):
                     self._epoll.unregister(fd)
             return  # else it left before it was accepted
         try:
+            process = process_behind(accepted)
             wire = Wire(accepted, self._secret)
             wire.greet()
         except OSError:
@@ -204,7 +215,7 @@ class Listener(Generic[PeerT]):
             return
         fd = wire.fileno()
         with self._lock:
-            self._connections[fd] = self._fresh[fd] = _Connection(wire, time.monotonic())
+            self._connections[fd] = self._fresh[fd] = _Connection(wire, process, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
 
     def _serve(self, fd: int, events: int) -> None:
@@ -235,7 +246,7 @@ class Listener(Generic[PeerT]):
             return None
         del self._fresh[wire.fileno()]
         peer = connection.peer = self._greeted(name)
-        old, peer.wire = peer.wire, wire
+        old, peer.wire, peer.process = peer.wire, wire, connection.process
         if old is not None:  # the peer knows before us that it is lost
             self._disconnect(old.fileno())
         return peer

@@ -5,7 +5,8 @@ own thread (`Route.ledger` calls back there), so that between a put and its cons
 the consumer's. Whoever touches what is known of consumers holds the server's one lock, for microseconds: nothing waits under it.
 
 A consumer that says nothing for `LEASE_S` while it holds claims or waits is dead: what it claimed can be claimed again. Until then its
-claims stand, also when its connection broke: it may come back over another one, by its name.
+claims stand, also when its connection broke: it may come back over another one, by its name. Of a process of this host it is known
+when it has ended: then they end at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from omni_connector_core import liveness
 from omni_connector_core.arena import Region
 from omni_connector_core.claim import Claim
 from omni_connector_core.errors import CapacityError, InvalidKeyError, OmniConnectorError, PeerLostError
@@ -37,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 MAX_WAITING = 100_000
 """Questions that may wait for a put at one time; more are refused."""
+
+_LOOK_S = 0.02
+"""How soon to look again whether a consumer of this host that lost its connection has ended, seconds: its sockets go before it."""
 
 _Result = Claim[Region] | OmniConnectorError
 
@@ -158,6 +163,7 @@ class ControlServer:
         atexit.unregister(self._end)
         self._end()
         self._listener.close()
+        liveness.forget()
 
     def _end(self) -> None:
         if os.getpid() == self._pid:
@@ -183,7 +189,7 @@ class ControlServer:
             else:
                 client.claims[result.number] = (route, number)
                 self._send(client, _found(number, route, result))
-                if route.progress_s is not None:
+                if client.wire is None or route.progress_s is not None:  # whose was it? and let the engine work
                     self._ring()
             self._settle(client)
 
@@ -213,9 +219,9 @@ class ControlServer:
             due.append(self._listener.tend())
             if self._holding:
                 now = time.monotonic()
-                for client in [client for client in self._holding if now - client.heard_s > m.LEASE_S]:
+                for client in [client for client in self._holding if now - client.heard_s > m.LEASE_S or client.dead]:
                     self._drop(client)
-                due.append(m.PING_S)
+                due.append(m.PING_S if all(client.wire for client in self._holding) else _LOOK_S)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def _greeted(self, name: bytes) -> _Client:

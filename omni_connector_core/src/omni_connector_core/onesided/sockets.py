@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from omni_connector_core.errors import BackendUnavailableError, OptionError
+from omni_connector_core.liveness import Process, process_of
 
-__all__ = ["Connecting", "is_loopback", "listen", "raise_if_exhausted", "read_secret"]
+__all__ = ["Connecting", "is_loopback", "listen", "process_behind", "raise_if_exhausted", "read_secret"]
 
 _MIN_SECRET_NBYTES = 16
 _BACKLOG = 1024
@@ -82,11 +83,25 @@ def _connected_near(address: str) -> socket.socket | None:
     near = socket.socket(socket.AF_UNIX)
     near.setblocking(False)
     if near.connect_ex(_near(address)) == 0:
-        _, uid, _ = _CREDENTIALS.unpack(near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, uid, _ = _credentials(near)
         if uid == os.getuid():
             return near
     near.close()
     return None
+
+
+def process_behind(connection: socket.socket) -> Process | None:
+    """Return the process that connected, where the kernel knows it and this process could see it end."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    pid, _, _ = _credentials(connection)
+    return process_of(pid) if pid else None
+
+
+def _credentials(near: socket.socket) -> tuple[int, int, int]:
+    """Return the other side's process id (0: of a namespace that this process cannot see), user and group (unix(7), SO_PEERCRED)."""
+    pid, uid, gid = _CREDENTIALS.unpack(near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
 
 
 class Connecting:

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_connector_core import lease
+from omni_connector_core.liveness import this_process
 from omni_connector_core.mapping import map_at, unmap
 from omni_connector_core.store import own_host
-from omni_connector_core.store.liveness import this_process
 
 __all__ = ["Bells", "Listener"]
 

@@ -16,7 +16,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from omni_connector_core.store.liveness import Process, this_process
+from omni_connector_core.liveness import Process, this_process
 
 __all__ = ["folder_for", "open_folder", "owned_name", "require_private"]
 

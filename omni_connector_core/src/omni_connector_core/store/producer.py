@@ -31,12 +31,12 @@ from omni_connector_core.errors import (
 )
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key, Producer
+from omni_connector_core.liveness import this_process
 from omni_connector_core.recent import MEMORY_OF_ENDINGS_S
 from omni_connector_core.store import notices, witness
 from omni_connector_core.store.bell import Bells
 from omni_connector_core.store.book import Book, Entry
 from omni_connector_core.store.directory import Directory
-from omni_connector_core.store.liveness import this_process
 from omni_connector_core.store.mailbox import Mailbox
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.store.patience import patiently

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from omni_connector_core.store.liveness import Process
+from omni_connector_core.liveness import Process
 
 __all__ = ["Beat", "Count", "Descriptor", "Mail", "Owned", "Slot", "pack", "unpack"]
 

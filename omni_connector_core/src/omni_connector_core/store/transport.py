@@ -47,6 +47,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from omni_connector_core import liveness
 from omni_connector_core.capabilities import Usage
 from omni_connector_core.context import Role, TransportContext
 from omni_connector_core.deadline import Deadline
@@ -54,7 +55,6 @@ from omni_connector_core.errors import ClosedError, OmniConnectorError, Transfer
 from omni_connector_core.frame import Frame
 from omni_connector_core.key import Key
 from omni_connector_core.metadata import Where
-from omni_connector_core.store import liveness
 from omni_connector_core.store.consumer import ConsumerEnd
 from omni_connector_core.store.directory import Directory
 from omni_connector_core.store.names import Names

@@ -13,7 +13,7 @@ import secrets
 import time
 
 from omni_connector_core.deadline import Deadline
-from omni_connector_core.store.liveness import this_process
+from omni_connector_core.liveness import this_process
 from omni_connector_core.store.names import Names
 from omni_connector_core.store.objects import ObjectStore
 from omni_connector_core.store.reading import load_readable

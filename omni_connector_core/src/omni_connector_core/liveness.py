@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Process", "forget", "this_process"]
+__all__ = ["Process", "forget", "process_of", "this_process"]
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +39,7 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
         try:
             _watch(self).look()
         except ProcessLookupError:
+            forget()
             return True
         except OSError:  # no descriptor is left, or a sandbox forbids this one
             return _started(self.pid) != self.started
@@ -51,7 +52,11 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
 def this_process() -> Process:
     """Return the identity of the calling process."""
-    pid = os.getpid()
+    return process_of(os.getpid())
+
+
+def process_of(pid: int) -> Process:
+    """Return the identity of a process that this one can see; of one that has ended, an identity that is dead."""
     return Process(_host(), pid, _started(pid) or 0)
 
 
