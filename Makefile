@@ -43,11 +43,11 @@ $(READY): $(PROJECTS) $(NATIVE) requirements/apt.txt
 demo: setup
 	@$(BIN)/omni-connector demo --connector $(CONNECTOR)
 
-# ---- tests: one pytest run a part, so that a part can be run alone and its failure names it. Of the plugins' runs two go side by
-# side, and print when they end: they wait for daemons and deadlines more than they compute.
+# ---- tests: one pytest run a part, so that a part can be run alone and its failure names it. Of the parts of several runs two go
+# side by side, and print when they end: they wait for daemons and deadlines more than they compute.
 test: setup
 	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; \
-	 case $$part in plugins) flags="--jobs $(JOBS) --output-sync=target";; *) flags=;; esac; \
+	 case $$part in plugins|contract) flags="--jobs $(JOBS) --output-sync=target";; *) flags=;; esac; \
 	 $(MAKE) --no-print-directory $$flags test-$$part || exit 1; done
 
 # Real daemons, kills and deadlines on a machine that may be busy: what failed is run once more, alone. A fault fails again.
