@@ -45,7 +45,7 @@ def compile_into(folder: Path, sources: Path) -> Path:
         "_native",
         sorted(str(path) for path in sources.glob("*.c")),
         depends=[str(sources / "native.h")],
-        extra_compile_args=["-O2", "-std=c11", "-fvisibility=hidden"],
+        extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden"],
     )
     command = build_ext(Distribution({"ext_modules": [extension]}))
     command.build_lib = str(folder)

@@ -1,4 +1,4 @@
-/* What the parts of the compiled codec share: the format, DLPack, and what Python has told us. */
+/* What the parts of the compiled module share: the format, DLPack, and what Python has told us. */
 #ifndef OMNI_CONNECTOR_NATIVE_H
 #define OMNI_CONNECTOR_NATIVE_H
 
@@ -70,6 +70,9 @@ int head_sum(const uint8_t *at, Py_ssize_t nbytes, uint32_t *sum);
 PyObject *native_encode(PyObject *module, PyObject *payload);
 PyObject *native_write(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *native_decode(PyObject *module, PyObject *memory);
+PyObject *native_address(PyObject *module, PyObject *object);
+PyObject *native_readable(PyObject *module, PyObject *fd);
+PyObject *native_modified_ns(PyObject *module, PyObject *path);
 
 static inline uint64_t get64(const uint8_t *at) { uint64_t v; memcpy(&v, at, 8); return v; }
 static inline uint32_t get32(const uint8_t *at) { uint32_t v; memcpy(&v, at, 4); return v; }

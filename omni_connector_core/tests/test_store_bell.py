@@ -299,9 +299,10 @@ def test_where_no_bell_can_be_hung_up_a_consumer_looks_by_itself(
 ) -> None:
     if reason == "no folder":
         folder.parent.parent.mkdir(exist_ok=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
         folder.parent.write_text("")
     else:
-        folder.parent.mkdir()
+        folder.parent.mkdir(exist_ok=True)
         folder.parent.chmod(0o777)
     get = waiting(end, pool, "r")
     put(producer, "r")

@@ -144,9 +144,9 @@ def test_the_book_counts_bytes_from_reserving_to_dropping():
     assert book.held_bytes == 4
     book.end(key)
     assert book.held_bytes == 0
-    assert book.described(key)
+    assert key in book.endings
     book.forget(key)
-    assert not book.described(key)
+    assert key not in book.endings
 
 
 def test_abandoning_finds_the_keys_of_exactly_that_request():

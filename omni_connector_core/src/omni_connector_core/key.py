@@ -74,7 +74,7 @@ def as_key(key: Key | str) -> Key:
     """
     if type(key) is str:
         if key and len(key) <= MAX_REQUEST_ID_NBYTES and key.isascii():
-            return Key(key)
+            return tuple.__new__(Key, (key, 0, ""))  # what Key(key) would call in Python
         key = Key(key)
     elif not isinstance(key, Key):
         raise InvalidKeyError(f"a key is a str or a Key, not {type(key).__name__}")

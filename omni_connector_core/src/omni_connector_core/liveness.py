@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from omni_connector_core.native import native
+
 __all__ = ["Process", "forget", "process_of", "this_process"]
 
 
@@ -34,7 +36,7 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
     def dead(self) -> bool:
         """Whether it has certainly ended; False for a process of another host, of which nothing is known."""
-        if not self.here():
+        if self.host != _host():
             return False
         try:
             _watch(self).look()
@@ -87,12 +89,19 @@ class _Watch:
     def look(self) -> None:
         """See whether it has ended."""
         now = time.monotonic()
-        poll = select.poll()  # one cannot be used by two threads
-        poll.register(self._fd, select.POLLIN)
-        if now - self._looked_s > LOOK_S or poll.poll(0):
+        if now - self._looked_s > LOOK_S or _readable(self._fd):
             if _started(self._process.pid) != self._process.started:
                 raise ProcessLookupError(f"process {self._process.pid} has ended")
             self._looked_s = now
+
+
+def _poll(fd: int) -> bool:
+    poll = select.poll()  # one cannot be used by two threads
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+_readable = _poll if native is None else native.readable
 
 
 @functools.lru_cache(maxsize=64)

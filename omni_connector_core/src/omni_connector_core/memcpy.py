@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Region", "aligned_copy", "bytes_address", "copy", "region"]
+from omni_connector_core.native import native
+
+__all__ = ["Region", "aligned_copy", "buffer_address", "bytes_address", "copy", "region"]
 
 RELEASE_GIL_NBYTES = 1 << 21
 
@@ -99,6 +101,13 @@ def region(buffer: Any, *, writable: bool = False) -> Region:
     if writable and not view.flags.writeable:
         raise TypeError("the buffer is read-only")
     return Region(array_address(view), view.nbytes, view)
+
+
+def buffer_address(buffer: Any) -> int:
+    """Address of a contiguous buffer that the caller keeps; it may be read-only."""
+    if native is not None:
+        return int(native.address(buffer))
+    return array_address(np.frombuffer(buffer, np.uint8))
 
 
 def array_address(array: np.ndarray[Any, Any]) -> int:

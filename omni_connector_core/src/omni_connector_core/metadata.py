@@ -11,8 +11,9 @@ A plain dict of str, int, list and dict, so that it survives JSON and msgpack::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+import msgspec
 
 from omni_connector_core.errors import IncompatibleMetadataError
 from omni_connector_core.key import Edge, Key, Producer
@@ -27,8 +28,7 @@ Metadata = dict[str, Any]
 """What `put` returns: JSON-safe, see the module's docstring."""
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(msgspec.Struct, frozen=True):
     """What a consumer knows of a payload's whereabouts; everything may be unknown.
 
     Attributes
@@ -82,7 +82,7 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     IncompatibleMetadataError
         Ours, but of another version, transport, edge, key or producer, or damaged.
     """
-    if metadata is None or not _is_mapping(metadata) or not metadata:
+    if not metadata or not (type(metadata) is dict or _is_mapping(metadata)):
         return ANYWHERE if producer is None else Where(producer=producer)
     version = metadata.get(_MARK)
     if version is None:
@@ -104,7 +104,8 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
         raise IncompatibleMetadataError(f"the metadata is damaged: {error!r}") from error
     if not ours:
         raise _of_another(metadata["edge"], metadata["key"], edge, key)
-    if type(replica) is not int or type(rank) is not int or type(nbytes) is not int or not _is_mapping(at):
+    numbers = type(replica) is int and type(rank) is int and type(nbytes) is int
+    if not numbers or not (type(at) is dict or _is_mapping(at)):
         raise IncompatibleMetadataError(_WRONG_TYPE)
     their_producer = Producer(replica, rank)
     if producer is not None and producer != their_producer:
@@ -125,7 +126,7 @@ def _of_another(their_edge: Any, their_key: Any, edge: Edge, key: Key) -> Incomp
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    return type(value) is dict or isinstance(value, Mapping)  # which asks the abstract class, in Python
+    return isinstance(value, Mapping)  # which asks the abstract class, in Python: ask `type` first
 
 
 def _hint(metadata: Mapping[Any, Any]) -> tuple[str, int] | None:

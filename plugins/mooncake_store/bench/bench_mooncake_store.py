@@ -1,16 +1,16 @@
 """The Store backend beside Mooncake's own best calls, put and get by turns, in one run.
 
 ``make bench PLUGINS=mooncake_store``. For each mode one service, one process, and two clients of each kind, so that a get crosses
-from one to the other.
+from one to the other. The ways take turns at being first.
 
-**bare** is `put_from` of the array (hard pinned, into the own segment) and `get_into` a registered buffer that was touched
-before. In mode ``shared``, where an SDK call takes only memory of the shared pool, a bare put includes the memcpy by which an array
-gets there, as ours must too. **ours** is `put` and `get` (metadata given), encoding and decoding included; ours removes what was
-read within the get (mode ``client``) or behind it (mode ``shared``: what is timed next begins when that is over); bare objects are
-removed outside the time.
+**bare** is `put_from` of the array (hard pinned, into a segment as `allocate_and_mount_segment` makes it) and `get_into` a registered
+buffer that was touched before. In mode ``shared``, where an SDK call takes only memory of the shared pool, a bare put includes the
+memcpy by which an array gets there, as ours must too. **ours** is `put` and `get` (metadata given), encoding and decoding included;
+ours removes what was read within the get (mode ``client``) or behind it (mode ``shared``: what is timed next begins when that is
+over); bare objects are removed outside the time.
 
-Bare puts of one size land on the same memory again and again, ours go round the segment, as a producer's do. So that is touched
-before: the first touch of 16 MB takes 4 to 6 ms, three times the put, and after a segment's worth of payloads no producer meets it.
+Segments are touched before: the first touch of 16 MB takes longer than the put, and after a segment's worth of payloads no producer
+meets it.
 """
 
 from __future__ import annotations
@@ -62,16 +62,15 @@ class Raw:
     def __init__(self, options: MooncakeStoreOptions) -> None:
         self._shared = options.mode == "shared"
         self._putter, self._getter = Client(options, Deadline(20)), Client(options, Deadline(20))
-        self._putter.reserve(options.capacity_bytes, Deadline(20))
         self._config = ReplicateConfig()
         self._config.with_hard_pin = True
         if self._putter.name is not None:
             self._config.preferred_segment = self._putter.name
+            assert self._putter.sdk.allocate_and_mount_segment(SEGMENT_NBYTES, options.protocol)["ret"] == 0
         largest = max(SIZES.values())
         self._from = self._putter.allocate(largest, Deadline(20))
         self._into = self._getter.allocate(largest, Deadline(20))
-        self.target = np.frombuffer(self._into.buffer(), np.uint8)
-        self.target[:] = 1
+        np.frombuffer(self._into.buffer(), np.uint8)[:] = 1
 
     def put(self, key: str, source: np.ndarray) -> None:
         """Put an array."""
@@ -90,29 +89,47 @@ class Raw:
         self._getter.sdk.remove(key, True)
 
 
-def touch_segment(producer: OmniConnector, consumer: OmniConnector) -> None:
+def touch_segments(raw: Raw, producer: OmniConnector, consumer: OmniConnector) -> None:
     """Put and get a segment's worth of payloads, and then some: they do not land one behind the other."""
     source = np.ones(SIZES["16 MB"], np.uint8)
-    for n in range(3 * SEGMENT_NBYTES // source.nbytes // 2):
+    count = SEGMENT_NBYTES // source.nbytes
+    for n in range(3 * count // 2):
         producer.put(f"touch-{n}", {"hidden": source})
         consumer.get(f"touch-{n}")
+    kept = count // 2
+    for n in range(count + kept):
+        if n >= kept:
+            raw.remove(f"bare-{n - kept}")
+        if n < count:
+            raw.put(f"bare-{n}", source)
 
 
 def by_turns(raw: Raw, producer: OmniConnector, consumer: OmniConnector, nbytes: int, count: int) -> Times:
     """Put and get in both ways, by turns."""
     source, times = np.ones(nbytes, np.uint8), Times()
-    for n in range(count):
-        key = f"{nbytes}-{n}"
+
+    def bare(key: str) -> None:
         times.of("bare put", raw.put, key, source)
         times.of("bare get", raw.get, key, nbytes)
         raw.remove(key)
+
+    def ours(key: str) -> None:
         metadata = times.of("put", producer.put, key, {"hidden": source})
         payload = times.of("get", consumer.get, key, metadata)
         assert payload["hidden"].nbytes == nbytes
         del payload
-        producer.put(f"by {key}", {"hidden": source})
-        times.of("get by key", consumer.get, f"by {key}")
         raw.remove(key)  # answered after what was asked before
+
+    def ours_by_key(key: str) -> None:
+        producer.put(key, {"hidden": source})
+        times.of("get by key", consumer.get, key)
+        raw.remove(key)
+
+    ways = [bare, ours, ours_by_key]
+    for n in range(count):
+        for way in ways:
+            way(f"{way.__name__}-{nbytes}-{n}")
+        ways.append(ways.pop(0))
     return times
 
 
@@ -127,15 +144,19 @@ def measure_mode(mode: str) -> Iterator[Ratio]:
             create_connector("mooncake_store", config, role=Role.PRODUCER, namespace="bench") as producer,
             create_connector("mooncake_store", elsewhere, role=Role.CONSUMER, namespace="bench") as consumer,
         ):
-            touch_segment(producer, consumer)
+            touch_segments(raw, producer, consumer)
             for size, nbytes in SIZES.items():
-                median = by_turns(raw, producer, consumer, nbytes, 20 if nbytes > 1 << 24 else 60).median
+                times = by_turns(raw, producer, consumer, nbytes, 20 if nbytes > 1 << 24 else 60)
                 bar = 1 / AT_LEAST[mode] if nbytes >= JUDGED_FROM else None
-                yield Ratio(f"{size}, mode {mode}, put, against bare put_from", median("put"), median("bare put"), bar)
-                yield Ratio(f"{size}, mode {mode}, get, against bare get_into", median("get"), median("bare get"), bar)
-                yield Ratio(
-                    f"{size}, mode {mode}, get by key, against bare get_into", median("get by key"), median("bare get")
-                )
+                yield from ratios(f"{size}, mode {mode}", times, bar)
+
+
+def ratios(name: str, times: Times, bar: float | None) -> Iterator[Ratio]:
+    """Compare the ways."""
+    bare_put, bare_get = times.median("bare put"), times.median("bare get")
+    yield Ratio(f"{name}, put, against bare put_from", times.median("put"), bare_put, bar)
+    yield Ratio(f"{name}, get, against bare get_into", times.median("get"), bare_get, bar)
+    yield Ratio(f"{name}, get by key, against bare get_into", times.median("get by key"), bare_get)
 
 
 def measure(bench: Bench) -> Iterator[Ratio]:

@@ -31,6 +31,7 @@ from typing import Any, Final
 from omni_connector_core import lease
 from omni_connector_core.liveness import this_process
 from omni_connector_core.mapping import map_at, unmap
+from omni_connector_core.native import native
 from omni_connector_core.store import own_host
 
 __all__ = ["Bells", "Listener"]
@@ -160,6 +161,13 @@ class Listener:
                 self._bell.close()
 
 
+def _stat(path: str) -> int:
+    return os.stat(path).st_mtime_ns
+
+
+_modified_ns = _stat if native is None else native.modified_ns
+
+
 class Bells:
     """The bells that a producer can see. Thread-safe.
 
@@ -170,7 +178,9 @@ class Bells:
     """
 
     def __init__(self, scope: str) -> None:
-        self._folder = own_host.folder_for(KIND, this_process().host)
+        self._folder = str(own_host.folder_for(KIND, this_process().host))
+        with contextlib.suppress(OSError):  # no place for bells: none is ever seen
+            own_host.open_folder(KIND)
         self._mark = f"-{_edge(scope)}-"
         self._changed_ns = -1
         self._bells: dict[str, Any] = {}
@@ -179,10 +189,10 @@ class Bells:
     def ring(self, request_id: str) -> None:
         """Say that there is something new of a request."""
         try:
-            changed_ns = os.stat(self._folder).st_mtime_ns
+            changed_ns = _modified_ns(self._folder)
             if changed_ns != self._changed_ns:
                 self._look(changed_ns)
-        except OSError:  # no bell was ever hung up, or somebody cleaned up
+        except OSError:  # there is no place for bells, or somebody cleaned up
             return
         if self._bells:
             number = _counter(request_id)
@@ -193,18 +203,18 @@ class Bells:
                 _syscall_keeping_gil(_FUTEX, address, _WAKE, _EVERYBODY, None)
 
     def _look(self, changed_ns: int) -> None:
-        own_host.require_private(self._folder)
+        own_host.require_private(Path(self._folder))
         with self._lock:
             names = {name for name in os.listdir(self._folder) if self._mark in name and name[0] != "."}
             for name in self._bells.keys() - names:
                 del self._bells[name]
             for name in names - self._bells.keys():
                 with contextlib.suppress(OSError):  # taken down meanwhile, or no bell
-                    self._bells[name] = _opened(self._folder / name)
+                    self._bells[name] = _opened(f"{self._folder}/{name}")
             self._changed_ns = changed_ns if time.time_ns() - changed_ns > TICK_NS else -1
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: str) -> Any:
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return _counters(fd)

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from omni_connector_core.errors import RequestAbandonedError
 from omni_connector_core.key import Key
@@ -19,8 +20,7 @@ __all__ = ["MEMORY_OF_ENDINGS_S", "Book", "Entry"]
 NameT = TypeVar("NameT")
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """A payload that was put, and, as far as its producer knows, not yet read by all its readers."""
 
     key: Key
@@ -44,6 +44,8 @@ class Book:
         Bytes of the live payloads, and of those that are being put.
     expired
         How many payloads expired unread.
+    generations
+        Numbers for new payloads.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Book:
         self.held_bytes = 0
         self.expired = 0
         self._by_request: dict[str, set[Key]] = {}
-        self._generations = itertools.count(1)
+        self.generations = itertools.count(1)
         self._lock = threading.Lock()
         self._busy: set[Key] = set()
         self._idle = threading.Condition(self._lock)
@@ -94,14 +96,6 @@ class Book:
             self._busy.difference_update(keys)
             if self._waiting:
                 self._idle.notify_all()
-
-    def next_generation(self) -> int:
-        """Return a number for a new payload."""
-        return next(self._generations)
-
-    def described(self, key: Key) -> bool:
-        """Whether the key has a descriptor in the store."""
-        return key in self.live or key in self.endings
 
     def check(self, key: Key) -> None:
         """Raise when the key's request was abandoned."""

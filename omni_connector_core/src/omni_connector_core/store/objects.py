@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+import msgspec
 
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.frame import Frame
@@ -26,8 +27,7 @@ class NoRoomError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class NewObject:
+class NewObject(msgspec.Struct, frozen=True):
     """An object to create.
 
     Attributes

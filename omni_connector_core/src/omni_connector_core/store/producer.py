@@ -110,8 +110,8 @@ class ProducerEnd:
                 old = None
             if old is not None and not overwrite:
                 raise PayloadConflictError("an earlier payload of this key is still unread")
-            described = book.described(key)
-            generation = book.next_generation()
+            described = old is not None or key in book.endings
+            generation = next(book.generations)
             ticket = readers == 1 and self._tickets.open and self._tickets.issue(generation)
             descriptor = pack(Descriptor(generation, frame.nbytes, readers, ticket=ticket))
             objects = [NewObject(owner.data(generation), frame)]

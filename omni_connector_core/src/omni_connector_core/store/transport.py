@@ -97,10 +97,10 @@ class StoreTransport(Transport):
         self, key: Key, frame: Frame, *, readers: int, ttl_s: float, overwrite: bool, deadline: Deadline
     ) -> dict[str, Any]:
         def put() -> dict[str, Any]:
-            producer = self._producer(deadline)
+            producer = self._producer_end or self._producer(deadline)
             return producer.put(key, frame, readers=readers, ttl_s=ttl_s, overwrite=overwrite, deadline=deadline)
 
-        return self._patiently(put, deadline)
+        return patiently(put, deadline, check=self._check_open)
 
     def _fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
         self._patiently(lambda: self._producer(deadline).fail(key, reason, deadline=deadline), deadline)

@@ -92,7 +92,7 @@ class Calls:
         overdue
             Raised when the call was still running at the deadline.
         """
-        if deadline.remaining_s() >= longest_s:
+        if deadline.at_s - time.monotonic() >= longest_s:
             token = object()
             self._under_way.add(token)
             try:

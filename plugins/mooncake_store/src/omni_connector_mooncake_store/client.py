@@ -24,6 +24,7 @@ from omni_connector_core.services import before_stop
 from omni_connector_mooncake_store import sdk
 from omni_connector_mooncake_store.calls import SHORTEST_S, Calls
 from omni_connector_mooncake_store.options import MooncakeStoreOptions, address, host_towards
+from omni_connector_mooncake_store.pages import huge_pages
 
 __all__ = ["Client", "leave", "shared_client"]
 
@@ -249,11 +250,12 @@ class Client:
                 self._small = self._mount(SMALL_NBYTES, deadline)
 
     def _mount(self, nbytes: int, deadline: Deadline) -> list[str]:
-        answer: dict[str, Any] = self.calls.run(
-            lambda: self.sdk.allocate_and_mount_segment(nbytes, self._options.protocol),
-            longest_s=SETUP_S,
-            deadline=deadline,
-        )
+        with huge_pages(nbytes):
+            answer: dict[str, Any] = self.calls.run(
+                lambda: self.sdk.allocate_and_mount_segment(nbytes, self._options.protocol),
+                longest_s=SETUP_S,
+                deadline=deadline,
+            )
         if answer["ret"]:
             raise sdk.error("mount_segment", answer["ret"])
         ids: list[str] = answer["segment_ids"]

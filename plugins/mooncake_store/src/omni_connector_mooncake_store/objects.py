@@ -88,8 +88,9 @@ class MooncakeObjects(ObjectStore):
         self._check()
         keep: list[object] = [objects]
         names, addresses, sizes = [], [], []
+        staged = self._client.staged
         for item in objects:
-            places, lengths = self._pieces(item, keep, deadline)
+            places, lengths = self._staged(item, keep, deadline) if staged else _pieces(item.content)
             names.append(item.name)
             addresses.append(places)
             sizes.append(lengths)
@@ -110,32 +111,17 @@ class MooncakeObjects(ObjectStore):
                 self.remove(created, deadline=Deadline(CALL_S))
             raise self._error("put", min(codes))
 
-    def _pieces(self, item: NewObject, keep: list[object], deadline: Deadline) -> tuple[list[int], list[int]]:
-        """Return addresses and sizes of the pieces that make up an object; what must live on goes into `keep`."""
+    def _staged(self, item: NewObject, keep: list[object], deadline: Deadline) -> tuple[list[int], list[int]]:
+        """Copy an object into the arena; return address and size. What must live on goes into `keep`."""
         content = item.content
-        if self._client.staged:
-            place = self._allocate(item.nbytes, deadline)
-            lease = place.lease()
-            keep.append(lease)
-            if isinstance(content, Frame):
-                content.write_into(lease)
-            else:
-                copy(place.address, content, item.nbytes)
-            return [place.address], [item.nbytes]
-        if not isinstance(content, Frame):
-            return [bytes_address(content)], [len(content)]
-        addresses, sizes, end = [], [], 0
-        for offset, address, nbytes in content.segments():
-            if offset > end:
-                addresses.append(_ZEROS_ADDRESS)
-                sizes.append(offset - end)
-            addresses.append(address)
-            sizes.append(nbytes)
-            end = offset + nbytes
-        if content.nbytes > end:
-            addresses.append(_ZEROS_ADDRESS)
-            sizes.append(content.nbytes - end)
-        return addresses, sizes
+        place = self._allocate(item.nbytes, deadline)
+        lease = place.lease()
+        keep.append(lease)
+        if isinstance(content, Frame):
+            content.write_into(lease)
+        else:
+            copy(place.address, content, item.nbytes)
+        return [place.address], [item.nbytes]
 
     def replace(self, name: str, data: bytes, *, ttl_s: float, deadline: Deadline) -> None:
         """Overwrite in place."""
@@ -305,3 +291,21 @@ class MooncakeObjects(ObjectStore):
         if self._client.shared and code == sdk.BAD_PARAMETER:
             self._client.reconnect()
         return sdk.error(operation, code, shared=self._client.shared)
+
+
+def _pieces(content: Frame | bytes) -> tuple[list[int], list[int]]:
+    """Return addresses and sizes of the pieces that make up an object."""
+    if isinstance(content, bytes):
+        return [bytes_address(content)], [len(content)]
+    addresses, sizes, end = [], [], 0
+    for offset, address, nbytes in content.segments():
+        if offset > end:
+            addresses.append(_ZEROS_ADDRESS)
+            sizes.append(offset - end)
+        addresses.append(address)
+        sizes.append(nbytes)
+        end = offset + nbytes
+    if content.nbytes > end:
+        addresses.append(_ZEROS_ADDRESS)
+        sizes.append(content.nbytes - end)
+    return addresses, sizes

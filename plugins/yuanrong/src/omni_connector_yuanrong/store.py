@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
     BackendUnavailableError,
@@ -32,6 +30,7 @@ from omni_connector_core.errors import (
     TransferTimeoutError,
 )
 from omni_connector_core.frame import Frame
+from omni_connector_core.memcpy import buffer_address
 from omni_connector_core.store.objects import NewObject, NoRoomError, ObjectStore
 from omni_connector_core.transport import Memory
 from omni_connector_yuanrong.options import YuanrongOptions
@@ -112,6 +111,7 @@ class YuanrongStore(ObjectStore):
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
         self._held = 0
+        self._lent: deque[int] = deque()
         self._released: deque[int] = deque()
         self._taken: deque[str] = deque()
         self._sweep = threading.Event()
@@ -214,10 +214,9 @@ class YuanrongStore(ObjectStore):
         view = buffer.immutable_data()
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
-        memory = (ctypes.c_char * nbytes).from_address(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+        memory = (ctypes.c_char * nbytes).from_address(buffer_address(view))
         memory.owner = _Lease(view, nbytes, self._released)  # type: ignore[attr-defined]
-        with self._lock:
-            self._held += nbytes
+        self._lent.append(nbytes)
         self._just_read.append(name)
         return memoryview(memory).toreadonly() if shared else memory
 
@@ -253,6 +252,8 @@ class YuanrongStore(ObjectStore):
     def held_bytes(self) -> int:
         """See `ObjectStore.held_bytes`: views that are out."""
         with self._lock:
+            while self._lent:
+                self._held += self._lent.popleft()
             while self._released:
                 self._held -= self._released.popleft()
             return self._held
