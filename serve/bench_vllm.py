@@ -75,6 +75,7 @@ class Bench:
             **ONE_PROCESS_A_STAGE,
             "OMNI_CPU_RIG_PAYLOAD_FILE": str(self._payload_file),
             "OMNI_CPU_RIG_TIMING": str(self._timing),
+            "OMNI_CONNECTOR_STATS_INTERVAL_S": "60",  # as an operator has it
         }
         deploy = write_deploy(directory / "deploy.yaml", "two", changes)
         self.server = Server(deploy, model, directory, environment=environment)

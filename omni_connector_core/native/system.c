@@ -17,8 +17,8 @@ PyObject *native_address(PyObject *module, PyObject *object)
 /* Whether a read of a descriptor would not wait. */
 PyObject *native_readable(PyObject *module, PyObject *fd)
 {
-    struct pollfd asked = {.fd = (int)PyLong_AsLong(fd), .events = POLLIN};
-    if (asked.fd == -1 && PyErr_Occurred())
+    struct pollfd asked = {.fd = PyObject_AsFileDescriptor(fd), .events = POLLIN};
+    if (asked.fd < 0)
         return NULL;
     int found = poll(&asked, 1, 0);
     return found < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyBool_FromLong(found);

@@ -65,7 +65,7 @@ def serve(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         deploy = write_deploy(directory / "deploy.yaml", base, changes, upstream=upstream)
         before = names_in("/dev/shm")
         runtime_dir = tempfile.mkdtemp(prefix="oc-")  # short: the paths of Unix sockets are limited
-        ours = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_RUNTIME_DIR": runtime_dir}
+        ours = {"OMNI_CONNECTOR_RUNTIME_DIR": runtime_dir}
         server = Server(deploy, checkpoint, directory, environment={**ours, **(environment or {})}, **options)
         with server:
             yield server

@@ -94,7 +94,7 @@ def kv_client(
 ) -> Iterator[Process]:
     """A program that serves the KV pipeline by the Python API, which stops the engine when a request fails."""
     deploy = write_deploy(directory / "deploy.yaml", "kv", {**changes, **ROOM})
-    ours = {"OMNI_CONNECTOR_STATS_INTERVAL_S": "0.1", "OMNI_CONNECTOR_DEPLOY_CONFIG": str(deploy)}
+    ours = {"OMNI_CONNECTOR_DEPLOY_CONFIG": str(deploy)}
     command = [sys.executable, str(Path(__file__).parent / "kv_client.py"), str(deploy), str(model)]
     client = Process(command, {**ours, **FORKED, **environment}, directory / "client.log")
     try:
