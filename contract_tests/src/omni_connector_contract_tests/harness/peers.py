@@ -238,7 +238,7 @@ class Peers:
         apart: Sequence[str] = ("elsewhere",),
         folders: Sequence[Path] = (),
     ) -> None:
-        self.processes, self.patience_s, self._apart = processes, patience_s, apart
+        self.processes, self.patience_s, self.apart = processes, patience_s, apart
         self._prefixes = prefixes or {}
         self.folder = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))  # short: unix sockets may lie in it
         self.folders = [self.folder, *folders]
@@ -258,7 +258,7 @@ class Peers:
             if self.processes:
                 if peer is not None:
                     peer.shutdown()
-                folder = self.folder / name if name in self._apart else self.folder
+                folder = self.folder / name if name in self.apart else self.folder
                 folder.mkdir(exist_ok=True)
                 environment = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)}
                 peer = ProcessPeer(self.patience_s, environment, self._prefixes.get(name, ()))

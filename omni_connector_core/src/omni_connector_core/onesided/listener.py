@@ -53,8 +53,13 @@ class Peer:
     process: Process | None = None
 
     @property
+    def may_be_dead(self) -> bool:
+        """Whether it lost its connection and can be seen to be dead, then or a moment later."""
+        return self.wire is None and self.process is not None
+
+    @property
     def dead(self) -> bool:
-        """Whether it has lost its connection and certainly makes no other."""
+        """Whether it lost its connection and certainly makes no other."""
         return self.wire is None and self.process is not None and self.process.dead()
 
 

@@ -221,7 +221,7 @@ class ControlServer:
                 now = time.monotonic()
                 for client in [client for client in self._holding if now - client.heard_s > m.LEASE_S or client.dead]:
                     self._drop(client)
-                due.append(m.PING_S if all(client.wire for client in self._holding) else _LOOK_S)
+                due.append(_LOOK_S if any(client.may_be_dead for client in self._holding) else m.PING_S)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def _greeted(self, name: bytes) -> _Client:
