@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
+
 from omni_connector_core.key import Key
 
 __all__ = ["Claim", "Entry", "ItemT", "Pending", "Reader"]
@@ -14,8 +16,7 @@ ItemT = TypeVar("ItemT")
 Reader = Hashable
 
 
-@dataclass(slots=True, eq=False)
-class Entry(Generic[ItemT]):
+class Entry(msgspec.Struct, Generic[ItemT], eq=False):
     """One payload: what was put, how many reads are left to claim, and how many claims are out."""
 
     key: Key
@@ -29,8 +30,7 @@ class Entry(Generic[ItemT]):
     dropped: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Claim(Generic[ItemT]):
+class Claim(msgspec.Struct, Generic[ItemT], eq=False):
     """One reader's right to one read of a payload, held until `Ledger.release`.
 
     Attributes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,11 +60,33 @@ def test_growth_counts_what_is_free_at_the_end() -> None:
     assert space.take(8192) == 4096
 
 
-def test_a_block_is_reused_before_untouched_memory_is() -> None:
+@pytest.mark.parametrize("nbytes", [1000, 1_000_000])
+def test_a_block_is_reused_before_untouched_memory_is(nbytes: int) -> None:
     space = FreeSpace()
-    space.grow(1 << 20)
-    first = space.take(1000)
-    space.take(1000)
-    assert first is not None
-    space.give(first)
-    assert space.take(1000) == first
+    space.grow(1 << 24)
+    blocks = [space.take(nbytes) for _ in range(4)]
+    for start in (blocks[1], blocks[2]):
+        assert start is not None
+        space.give(start)
+    assert [space.take(nbytes), space.take(nbytes)] == [blocks[2], blocks[1]]
+
+
+def test_blocks_of_many_sizes_use_the_same_memory_again() -> None:
+    space = FreeSpace()
+    space.grow(1 << 30)
+    for n in range(1000):
+        start = space.take(1_000_000 + 4096 * n)
+        assert start is not None
+        assert start < 100 << 20
+        space.give(start)
+
+
+def test_what_is_kept_for_reuse_is_given_up_for_what_does_not_fit() -> None:
+    space = FreeSpace()
+    space.grow(8 << 20)
+    blocks = [space.take(1 << 20) for _ in range(8)]
+    assert space.take(1 << 20) is None
+    for start in blocks:
+        assert start is not None
+        space.give(start)
+    assert space.take(8 << 20) == 0

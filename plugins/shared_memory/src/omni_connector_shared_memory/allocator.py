@@ -1,7 +1,7 @@
-"""Which parts of a pool are free: best fit with coalescing, and a shelf of small blocks ready for reuse.
+"""Which parts of a pool are free: best fit with coalescing, and a shelf of blocks ready for reuse.
 
 Pure bookkeeping over offsets. A block that is given back is the first to be taken again: its pages are mapped and, with
-luck, in the cache.
+luck, in the cache. Of large ones only a few stay on the shelf, or payloads of many sizes would go round the whole pool.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ __all__ = ["ALIGNMENT", "FreeSpace"]
 
 ALIGNMENT = 64
 PAGE_NBYTES = 4096
-LARGEST_SHELVED_NBYTES = 64 * 1024
+LARGE_NBYTES = 64 * 1024
+LARGE_SHELVED = 8
 
 
 def block_nbytes(nbytes: int) -> int:
@@ -39,6 +40,7 @@ class FreeSpace:
         self.taken = 0
         self._taken: dict[int, int] = {}
         self._shelf: dict[int, list[int]] = {}
+        self._large_shelf: dict[int, int] = {}
         self._free: dict[int, int] = {}
         self._free_ends: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []
@@ -46,10 +48,22 @@ class FreeSpace:
     def take(self, nbytes: int) -> int | None:
         """Take a block of at least `nbytes`; its offset (a multiple of 64), or None when nothing free is large enough."""
         size = block_nbytes(nbytes)
-        shelved = self._shelf.get(size)
-        start = shelved.pop() if shelved else self._fit(size)
+        start: int | None = None
+        if size <= LARGE_NBYTES:
+            shelved = self._shelf.get(size)
+            if shelved:
+                start = shelved.pop()
+        else:
+            for start, large in reversed(self._large_shelf.items()):
+                if large == size:
+                    del self._large_shelf[start]
+                    break
+            else:
+                start = None
         if start is None:
-            return None
+            start = self._fit(size)
+            if start is None:
+                return None
         self._taken[start] = size
         self.taken += size
         return start
@@ -58,14 +72,17 @@ class FreeSpace:
         """Give a taken block back."""
         size = self._taken.pop(start)
         self.taken -= size
-        if size <= LARGEST_SHELVED_NBYTES:
+        if size <= LARGE_NBYTES:
             shelved = self._shelf.get(size)
             if shelved is None:
                 self._shelf[size] = [start]
             else:
                 shelved.append(start)
         else:
-            self._merge(start, size)
+            self._large_shelf[start] = size
+            if len(self._large_shelf) > LARGE_SHELVED:
+                oldest = next(iter(self._large_shelf))
+                self._merge(oldest, self._large_shelf.pop(oldest))
 
     def grow(self, nbytes: int) -> None:
         """Append free bytes to the range."""
@@ -95,10 +112,13 @@ class FreeSpace:
     def _clear_shelf(self) -> bool:
         """Merge what was kept for quick reuse; whether there was any."""
         shelf, self._shelf = self._shelf, {}
+        large, self._large_shelf = self._large_shelf, {}
         for size, starts in shelf.items():
             for start in starts:
                 self._merge(start, size)
-        return bool(shelf)
+        for start, size in large.items():
+            self._merge(start, size)
+        return bool(shelf or large)
 
     def _merge(self, start: int, size: int) -> None:
         before = self._free_ends.get(start)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from omni_connector_core.claim import Claim
 from omni_connector_core.errors import CapacityError, OmniConnectorError
@@ -21,7 +22,7 @@ __all__ = ["Connection", "Slot"]
 MESSAGES_AT_ONCE = 64
 
 
-class Slot(NamedTuple):
+class Slot(msgspec.Struct, frozen=True):
     """Where a payload lies in the pool, and whether several consumers may read it."""
 
     block: Block

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+
+import msgspec
 
 from omni_connector_core.errors import AmbiguousKeyError, OmniConnectorError, PeerLostError
 from omni_connector_core.key import Key, Producer
@@ -17,7 +18,7 @@ SILENCE_S = 0.5
 """How long a claim is kept back for other producers to say that they do not hold the key as well."""
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True):
     """What is asked for: a key, and whose, if that was said.
 
     Attributes
@@ -40,7 +41,7 @@ class Target(NamedTuple):
         return self.producer in (None, address.producer) and self.incarnation in (None, address.incarnation)
 
 
-class Claimed(NamedTuple):
+class Claimed(msgspec.Struct, frozen=True):
     """A claim on a payload, not used yet."""
 
     link: Link

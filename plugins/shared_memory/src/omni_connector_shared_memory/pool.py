@@ -12,7 +12,9 @@ import mmap
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from omni_connector_core.errors import BackendUnavailableError, ClosedError
 from omni_connector_shared_memory.allocator import FreeSpace
@@ -27,7 +29,7 @@ source's, is up to a third slower."""
 FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
-class Block(NamedTuple):
+class Block(msgspec.Struct, frozen=True):
     """Memory of the pool: where it starts, and at which offset in the pool the payload in it begins."""
 
     start: int

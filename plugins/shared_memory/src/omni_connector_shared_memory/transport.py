@@ -61,8 +61,8 @@ class SharedMemoryTransport(Transport):
         return {"incarnation": self._producer.address.incarnation}
 
     def _get(self, key: Key, where: Where, *, deadline: Deadline) -> Memory:
-        link, found = self._claim(key, where, deadline)
-        return link.take(found)
+        claimed = self._claim(key, where, deadline)
+        return claimed.link.take(claimed.found)
 
     def _poll(self, key: Key, where: Where) -> Memory | None:
         while (claimed := self._consumer.poll(_target(key, where))) is not None:
@@ -71,7 +71,8 @@ class SharedMemoryTransport(Transport):
         return None
 
     def _get_into(self, key: Key, where: Where, buffers: Sequence[Any], *, deadline: Deadline) -> int:
-        link, found = self._claim(key, where, deadline)
+        claimed = self._claim(key, where, deadline)
+        link, found = claimed.link, claimed.found
         try:
             nbytes = scatter(link.peek(found), buffers)
         except BaseException:
