@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_connector_core import Edge, IncompatibleMetadataError, Key, Producer
-from omni_connector_core.metadata import Where, make_metadata, read_metadata
+from omni_connector_core.metadata import ANYWHERE, Where, make_metadata, read_metadata
 
 EDGE, KEY, PRODUCER = Edge("0", "1"), Key("r", 3, "s"), Producer(1, 2)
 OURS = make_metadata("some", EDGE, PRODUCER, KEY, 4096, {"generation": 7})
@@ -32,6 +33,11 @@ def test_what_is_not_ours_means_look_up_by_key(metadata):
     where = read(metadata)
     assert where.at is None
     assert where.producer is None
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), np.zeros(0), object(), ()])
+def test_so_does_what_is_no_mapping_whatever_its_truth(value):
+    assert read(value) is ANYWHERE
 
 
 @given(st.sampled_from(sorted(OURS)), junk)

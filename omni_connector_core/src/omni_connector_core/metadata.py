@@ -82,7 +82,7 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     IncompatibleMetadataError
         Ours, but of another version, transport, edge, key or producer, or damaged.
     """
-    if not metadata or not (type(metadata) is dict or _is_mapping(metadata)):
+    if metadata is None or not (type(metadata) is dict or _is_mapping(metadata)) or not metadata:
         return ANYWHERE if producer is None else Where(producer=producer)
     version = metadata.get(_MARK)
     if version is None:

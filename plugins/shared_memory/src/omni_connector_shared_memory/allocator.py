@@ -48,22 +48,11 @@ class FreeSpace:
     def take(self, nbytes: int) -> int | None:
         """Take a block of at least `nbytes`; its offset (a multiple of 64), or None when nothing free is large enough."""
         size = block_nbytes(nbytes)
-        start: int | None = None
-        if size <= LARGE_NBYTES:
-            shelved = self._shelf.get(size)
-            if shelved:
-                start = shelved.pop()
-        else:
-            for start, large in reversed(self._large_shelf.items()):
-                if large == size:
-                    del self._large_shelf[start]
-                    break
-            else:
-                start = None
+        start = self._shelved(size)
         if start is None:
             start = self._fit(size)
-            if start is None:
-                return None
+        if start is None:
+            return None
         self._taken[start] = size
         self.taken += size
         return start
@@ -94,6 +83,16 @@ class FreeSpace:
         tail = self._free_ends.get(self.end)
         free = 0 if tail is None else self.end - tail
         return max(block_nbytes(nbytes) - free, 0)
+
+    def _shelved(self, size: int) -> int | None:
+        if size <= LARGE_NBYTES:
+            starts = self._shelf.get(size)
+            return starts.pop() if starts else None
+        for start, large in reversed(self._large_shelf.items()):
+            if large == size:
+                del self._large_shelf[start]
+                return start
+        return None
 
     def _fit(self, size: int) -> int | None:
         at = bisect_left(self._by_size, (size, 0))
