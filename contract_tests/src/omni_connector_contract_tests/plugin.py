@@ -151,7 +151,7 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
                 asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]
                 for pending in asked:
                     pending.result()
-        for apart in peers.apart if peers.processes else ():
+        for apart in peers.apart if backend.capabilities.cross_host else ():  # who shares no folder with the others
             edge = (names[0], apart)
             metadata = ends.open("producer", on=names[0], edge=edge).put("warm", bytes(200_000))
             ends.open("consumer", on=apart, edge=edge).get("warm", metadata)
