@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,24 +137,34 @@ def warm_up(backend: Backend, peers: Peers, ends: Ends) -> None:
     names = ("producer", "consumer", "second producer", "second consumer")
     try:
         for there, here in itertools.permutations(names if peers.processes else names[:2], 2):
-            edge = (there, here)
-            producer = ends.open("producer", on=there, edge=edge)
-            consumer = ends.open("consumer", on=here, edge=edge)
-            for n in range(CALLS_AT_ONCE):
-                producer.put(f"warm{n}", bytes(200_000))  # large enough to be moved as large payloads are
-            for pending in [consumer.start("get", f"warm{n}") for n in range(CALLS_AT_ONCE)]:
-                pending.result()
-            if has_torch():  # whose first use starts threads that stay
-                producer.put("warm", Bulk(200_000, kind="tensor"))
-                consumer.get_fingerprint("warm")
-            for end in (producer, consumer):
-                # many at once: an engine's pool of connections grows with the calls in flight, and keeps them
-                asked = [end.start("health") for _ in range(CALLS_AT_ONCE)]
-                for pending in asked:
-                    pending.result()
+            _warm_up_pair(ends, there, here, told=False)
         for apart in peers.apart if backend.capabilities.cross_host else ():  # who shares no folder with the others
-            edge = (names[0], apart)
-            metadata = ends.open("producer", on=names[0], edge=edge).put("warm", bytes(200_000))
-            ends.open("consumer", on=apart, edge=edge).get("warm", metadata)
+            _warm_up_pair(ends, names[0], apart, told=True)
     finally:
         ends.close()
+
+
+def _warm_up_pair(ends: Ends, there: str, here: str, *, told: bool) -> None:
+    """Make many transfers at once: an engine's pool of connections grows with the calls in flight, and keeps them.
+
+    Parameters
+    ----------
+    told
+        Whether the consumer gets the metadata.
+    """
+    producer = ends.open("producer", on=there, edge=(there, here))
+    consumer = ends.open("consumer", on=here, edge=(there, here))
+
+    def put(key: str, payload: Any) -> tuple[str, Any]:
+        metadata = producer.put(key, payload)
+        return key, metadata if told else None
+
+    # large enough to be moved as large payloads are
+    keys = [put(f"warm{n}", bytes(200_000)) for n in range(CALLS_AT_ONCE)]
+    for pending in [consumer.start("get", *key) for key in keys]:
+        pending.result()
+    if has_torch():  # whose first use starts threads that stay
+        consumer.get_fingerprint(*put("warm", Bulk(200_000, kind="tensor")))
+    for end in (producer, consumer):
+        for pending in [end.start("health") for _ in range(CALLS_AT_ONCE)]:
+            pending.result()
