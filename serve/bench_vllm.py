@@ -197,7 +197,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, action="append", help="only this one; may be repeated")
     parser.add_argument("--size", choices=SIZES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--json", type=Path, default=Path("build/bench-vllm/results.json"), help="results (%(default)s)")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/bench-vllm/results.json"), help="results (%(default)s)"
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
     arguments = parser.parse_args()
     rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
