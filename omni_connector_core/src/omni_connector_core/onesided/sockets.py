@@ -13,13 +13,13 @@ import math
 import os
 import socket
 import stat
-import struct
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from omni_connector_core.credentials import credentials_of
 from omni_connector_core.errors import BackendUnavailableError, OptionError
 from omni_connector_core.liveness import Process, process_of
 
@@ -28,7 +28,6 @@ __all__ = ["Connecting", "is_loopback", "listen", "process_behind", "raise_if_ex
 _MIN_SECRET_NBYTES = 16
 _BACKLOG = 1024
 _LOOK_S = 0.01
-_CREDENTIALS = struct.Struct("3i")
 
 
 def raise_if_exhausted(error: OSError) -> None:
@@ -82,10 +81,8 @@ def _connected_near(address: str) -> socket.socket | None:
     """Connect to a listener of this user on this host, which takes no time."""
     near = socket.socket(socket.AF_UNIX)
     near.setblocking(False)
-    if near.connect_ex(_near(address)) == 0:
-        _, uid, _ = _credentials(near)
-        if uid == os.getuid():
-            return near
+    if near.connect_ex(_near(address)) == 0 and credentials_of(near).uid == os.getuid():
+        return near
     near.close()
     return None
 
@@ -94,14 +91,8 @@ def process_behind(connection: socket.socket) -> Process | None:
     """Return the process that connected, where the kernel knows it and this process could see it end."""
     if connection.family != socket.AF_UNIX:
         return None
-    pid, _, _ = _credentials(connection)
+    pid = credentials_of(connection).pid
     return process_of(pid) if pid else None
-
-
-def _credentials(near: socket.socket) -> tuple[int, int, int]:
-    """Return the other side's process id (0: of a namespace that this process cannot see), user and group (unix(7), SO_PEERCRED)."""
-    pid, uid, gid = _CREDENTIALS.unpack(near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid, gid
 
 
 class Connecting:

@@ -11,18 +11,17 @@ import mmap
 import os
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
 
+from omni_connector_core.credentials import credentials_of
 from omni_connector_core.nonblocking import NonblockingSocket
 from omni_connector_shared_memory.protocol import MAX_NBYTES, ToConsumer, ToProducer, encode
 
 __all__ = ["Channel", "ChannelEnd"]
 
 _SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-_CREDENTIALS = struct.Struct("3i")
 
 
 class ChannelEnd(Exception):  # noqa: N818 - an end, not necessarily an error
@@ -53,8 +52,7 @@ class Channel:
 
     def peer_uid(self) -> int:
         """User of the process at the other end, as the kernel saw it connect."""
-        raw = self._socket.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(raw)[1])
+        return credentials_of(self._socket.sock).uid
 
     def count_in(self, memory: mmap.mmap, at: int) -> None:
         """Count from now on in a byte of memory, which the peer can see, what has been sent."""
