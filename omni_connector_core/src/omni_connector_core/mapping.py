@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["map_at", "unmap"]
+__all__ = ["advise", "map_at", "unmap"]
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -15,6 +15,8 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_madvise = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_at(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
@@ -36,6 +38,11 @@ def map_at(address: int | None, nbytes: int, protection: int, flags: int, fd: in
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(found)
+
+
+def advise(address: int, nbytes: int, advice: int) -> None:
+    """Tell the kernel how a range is used (madvise(2)); it may not care."""
+    _madvise(address, nbytes, advice)
 
 
 def unmap(address: int, nbytes: int) -> None:

@@ -7,14 +7,12 @@ small pages took 1.91 to 2.20). The first touch of either takes as long.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 from collections.abc import Iterator
 
-__all__ = ["huge_pages"]
+from omni_connector_core.mapping import advise
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+__all__ = ["huge_pages"]
 
 
 @contextlib.contextmanager
@@ -27,7 +25,7 @@ def huge_pages(nbytes: int) -> Iterator[None]:
     before = set(_anonymous(nbytes))
     yield
     for start, end in set(_anonymous(nbytes)) - before:
-        _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)
+        advise(start, end - start, mmap.MADV_HUGEPAGE)
 
 
 def _anonymous(nbytes: int) -> Iterator[tuple[int, int]]:

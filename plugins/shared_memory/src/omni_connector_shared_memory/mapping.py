@@ -15,7 +15,7 @@ import weakref
 from typing import Any
 
 from omni_connector_core.errors import BackendUnavailableError
-from omni_connector_core.mapping import map_at, unmap
+from omni_connector_core.mapping import advise, map_at, unmap
 
 __all__ = ["HUGE_NBYTES", "anonymous_file", "make_huge", "map_aligned", "map_shared"]
 
@@ -24,9 +24,6 @@ FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MADV_COLLAPSE = 25
-
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def anonymous_file(name: str, nbytes: int, directory: str | None = None) -> int:
@@ -102,7 +99,7 @@ def map_aligned(fd: int, nbytes: int) -> Any:
         unmap(reserved, before)
     if after:
         unmap(address + nbytes, after)
-    _madvise(address, nbytes, mmap.MADV_DONTDUMP)
+    advise(address, nbytes, mmap.MADV_DONTDUMP)
     memory = (ctypes.c_char * nbytes).from_address(address)
     # not at the interpreter's exit, where views may still be used
     weakref.finalize(memory, unmap, address, nbytes).atexit = False
@@ -111,4 +108,4 @@ def map_aligned(fd: int, nbytes: int) -> Any:
 
 def make_huge(memory: Any, offset: int, nbytes: int) -> None:
     """Put a range of a mapping, whose pages are allocated, onto huge pages as far as it covers them whole; or not."""
-    _madvise(ctypes.addressof(memory) + offset, nbytes, MADV_COLLAPSE)
+    advise(ctypes.addressof(memory) + offset, nbytes, MADV_COLLAPSE)
