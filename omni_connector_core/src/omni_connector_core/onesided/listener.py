@@ -53,14 +53,9 @@ class Peer:
     process: Process | None = None
 
     @property
-    def may_be_dead(self) -> bool:
-        """Whether it lost its connection and can be seen to be dead, then or a moment later."""
-        return self.wire is None and self.process is not None
-
-    @property
-    def dead(self) -> bool:
-        """Whether it lost its connection and certainly makes no other."""
-        return self.wire is None and self.process is not None and self.process.dead()
+    def doubtful(self) -> Process | None:
+        """The process to look for, when it lost its connection: if that has ended, it makes no other."""
+        return self.process if self.wire is None else None
 
 
 PeerT = TypeVar("PeerT", bound=Peer)

@@ -94,6 +94,11 @@ class _Client(Peer):
     waits: dict[int, tuple[Route, Key]] = field(default_factory=dict)
     claims: dict[int, tuple[Route, int]] = field(default_factory=dict)
 
+    def dead(self, now: float) -> bool:
+        """Whether it was silent for too long, or its process is known to have ended."""
+        process = self.doubtful
+        return now - self.heard_s > m.LEASE_S or (process is not None and process.dead())
+
 
 class ControlServer:
     """Answers consumers for every producing connector of this process.
@@ -219,9 +224,9 @@ class ControlServer:
             due.append(self._listener.tend())
             if self._holding:
                 now = time.monotonic()
-                for client in [client for client in self._holding if now - client.heard_s > m.LEASE_S or client.dead]:
+                for client in [client for client in self._holding if client.dead(now)]:
                     self._drop(client)
-                due.append(_LOOK_S if any(client.may_be_dead for client in self._holding) else m.PING_S)
+                due.append(_LOOK_S if any(client.doubtful for client in self._holding) else m.PING_S)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def _greeted(self, name: bytes) -> _Client:
