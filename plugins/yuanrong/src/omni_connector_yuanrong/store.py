@@ -63,15 +63,15 @@ RESERVE = 0.2
 
 
 class _Lease:
-    """Keeps a view for a memory that shows its bytes, and notes when it ends."""
+    """Keeps a view for a memory that shows its bytes, and notes when so many bytes fewer are held."""
 
-    __slots__ = ("_ended", "_nbytes", "_view")
+    __slots__ = ("_changes", "_nbytes", "_view")
 
-    def __init__(self, view: memoryview, nbytes: int, ended: deque[int]) -> None:
-        self._view, self._nbytes, self._ended = view, nbytes, ended
+    def __init__(self, view: memoryview, nbytes: int, changes: deque[int]) -> None:
+        self._view, self._nbytes, self._changes = view, nbytes, changes
 
     def __del__(self) -> None:
-        self._ended.append(self._nbytes)
+        self._changes.append(-self._nbytes)
 
 
 class _Refusal(NamedTuple):
@@ -111,8 +111,7 @@ class YuanrongStore(ObjectStore):
         self._just_read: deque[str] = deque(maxlen=256)
         self._lock = threading.Lock()
         self._held = 0
-        self._lent: deque[int] = deque()
-        self._released: deque[int] = deque()
+        self._changes: deque[int] = deque()
         self._taken: deque[str] = deque()
         self._sweep = threading.Event()
         self._sweeping = False
@@ -215,8 +214,8 @@ class YuanrongStore(ObjectStore):
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
         memory = (ctypes.c_char * nbytes).from_address(buffer_address(view))
-        memory.owner = _Lease(view, nbytes, self._released)  # type: ignore[attr-defined]
-        self._lent.append(nbytes)
+        memory.owner = _Lease(view, nbytes, self._changes)  # type: ignore[attr-defined]
+        self._changes.append(nbytes)
         self._just_read.append(name)
         return memoryview(memory).toreadonly() if shared else memory
 
@@ -252,10 +251,8 @@ class YuanrongStore(ObjectStore):
     def held_bytes(self) -> int:
         """See `ObjectStore.held_bytes`: views that are out."""
         with self._lock:
-            while self._lent:
-                self._held += self._lent.popleft()
-            while self._released:
-                self._held -= self._released.popleft()
+            while self._changes:
+                self._held += self._changes.popleft()
             return self._held
 
     def close(self) -> None:
