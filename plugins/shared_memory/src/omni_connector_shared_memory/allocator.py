@@ -12,8 +12,9 @@ __all__ = ["ALIGNMENT", "FreeSpace"]
 
 ALIGNMENT = 64
 PAGE_NBYTES = 4096
-LARGE_NBYTES = 64 * 1024
+SMALL_NBYTES = 64 * 1024
 LARGE_SHELVED = 8
+"""So many blocks above `SMALL_NBYTES` are kept for reuse."""
 
 
 def block_nbytes(nbytes: int) -> int:
@@ -61,7 +62,7 @@ class FreeSpace:
         """Give a taken block back."""
         size = self._taken.pop(start)
         self.taken -= size
-        if size <= LARGE_NBYTES:
+        if size <= SMALL_NBYTES:
             shelved = self._shelf.get(size)
             if shelved is None:
                 self._shelf[size] = [start]
@@ -85,7 +86,7 @@ class FreeSpace:
         return max(block_nbytes(nbytes) - free, 0)
 
     def _shelved(self, size: int) -> int | None:
-        if size <= LARGE_NBYTES:
+        if size <= SMALL_NBYTES:
             starts = self._shelf.get(size)
             return starts.pop() if starts else None
         for start, large in reversed(self._large_shelf.items()):
