@@ -224,7 +224,9 @@ class LedgerModel(RuleBasedStateMachine):
         assert self.ledger.claims_out() == len(self.claims)
         for key in (Key("r"), Key("r", 1)):
             assert self.ledger.exists(key) == (key in self.live)
-            assert self.ledger.consumed(key, Deadline(0)) == (key not in self.live)
+            assert self.ledger.claimed(key, Deadline(0)) == (key not in self.live)
+            claimed = any(its_key == key for its_key, _ in self.claims.values())
+            assert self.ledger.consumed(key, Deadline(0)) == (key not in self.live and not claimed)
 
     def teardown(self) -> None:
         self.ledger.close()

@@ -136,7 +136,7 @@ def test_contacts_of_engines_that_were_restarted_are_not_kept_for_ever(monkeypat
 class TimedEngine:
     """Its reads take as long as they are told."""
 
-    spin_nbytes, spin_s, works_alone = 1000, 1e-3, True
+    spin_nbytes, spin_s = 1000, 1e-3
     takes_s = 0.02
 
     def connect(self, blob):

@@ -168,16 +168,23 @@ class Ledger(Generic[ItemT]):
             self._end(list(due), PayloadExpiredError, "nobody read the payload within its time-to-live")
         return next_s
 
-    def consumed(self, key: Key, deadline: Deadline) -> bool:
-        """Wait until every read of the payload is taken, or it ended; False if neither by the deadline."""
+    def claimed(self, key: Key, deadline: Deadline) -> bool:
+        """Wait until every read of the payload is claimed, or it ended; False if neither by the deadline."""
         return self._until(lambda: key not in self._live, deadline)
+
+    def consumed(self, key: Key, deadline: Deadline) -> bool:
+        """Wait until the payload is claimed or ended, and no claim on it is out; False if not by the deadline."""
+        return self._until(lambda: key not in self._live and not self._claimed(key), deadline)
+
+    def _claimed(self, key: Key) -> bool:
+        return any(claim.entry.key == key for claim in self._claims.values())
 
     def room(self, enough: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until `enough` says yes, asking after every payload that was freed; False at the deadline."""
         return self._until(enough, deadline)
 
     def notify(self) -> None:
-        """Make `consumed` and `room` look again (memory was freed in a way the ledger does not see)."""
+        """Make those who wait for `consumed` and `room` look again (memory was freed in a way the ledger does not see)."""
         with self._lock:
             self._changed.notify_all()
 

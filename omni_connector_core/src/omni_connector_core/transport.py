@@ -170,7 +170,7 @@ class Transport(ABC):
         """Say for each key whether a payload is there and unread; may say no of one that was only just put."""
 
     def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
-        """At the producer: wait until the payload is gone (read by all, failed, expired); False at the deadline."""
+        """At the producer: wait until the payload is gone (with every reader, failed, expired); False at the deadline."""
         pause_s = FIRST_PAUSE_S
         where = Where(producer=self.context.producer)
         while self._exists([key], where)[0]:
@@ -318,7 +318,10 @@ class Transport(ABC):
 
     @final
     def consumed(self, key: Key, *, deadline: Deadline) -> bool:
-        """At the producer: wait until a payload is gone; False if it is still there at the deadline."""
+        """At the producer: wait until a payload is gone; False if it is still there at the deadline.
+
+        Who reads it needs this process no more then.
+        """
         self._check(key, Role.PRODUCER)
         try:
             return self._consumed(key, deadline=deadline)

@@ -43,7 +43,10 @@ def read(reader, peer, pieces, within_s=60):
         time.sleep(1e-4)
 
 
-@pytest.mark.parametrize(("count", "nbytes", "gap"), [(1, NBYTES, 0), (3, 1 << 20, 1), (100, 33, 1), (5000, 33, 7)])
+@pytest.mark.parametrize(
+    ("count", "nbytes", "gap"),
+    [(1, NBYTES, 0), (1, NBYTES - 1, 0), (2, (1 << 20) + 1, 1), (3, 1 << 20, 1), (100, 33, 1), (5000, 33, 7)],
+)
 def test_done_means_that_every_piece_is_there(sides, count, nbytes, gap):
     owner, reader = sides
     rng = np.random.default_rng(count)

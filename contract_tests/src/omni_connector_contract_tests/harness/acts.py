@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -51,6 +52,18 @@ def put_for_ever(acting: Acting, nbytes: int) -> None:
     arrays = [Bulk(nbytes, seed=n).build() for n in range(4)]
     for n in range(1_000_000):
         acting.connector.put(f"k{n}", arrays[n % 4], timeout=60.0)
+
+
+def consumed(acting: Acting, key: str, timeout: float | None = None) -> bool:
+    """Wait until a payload is consumed; says whether it is."""
+    return acting.connector.transport.consumed(Key(key), deadline=acting.connector.deadline(timeout))
+
+
+def put_and_die_once_consumed(acting: Acting, key: str, payload: Bulk) -> None:
+    """Put, wait until the payload is consumed, and be killed at that moment."""
+    acting.connector.put(key, payload.build())
+    consumed(acting, key)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _in_threads(threads: int, count: int, work: Any) -> None:

@@ -29,6 +29,14 @@ caught = functools.partial(caught_by, options="omni_connector_core.memory.transp
 # ---- capacity and state
 
 
+@caught("TestReads::test_a_producer_can_wait_until_its_payload_is_consumed")
+class ConsumedIsWhatIsPut(MemoryTransport):
+    """The producer is told that its payload is consumed while nobody has it."""
+
+    def _consumed(self, key: Key, *, deadline: Deadline) -> bool:
+        return True
+
+
 @caught("TestCapacity::test_a_full_backend_refuses_at_the_deadline_and_loses_nothing")
 class EvictsWhenFull(MemoryTransport):
     """A put into a full pool throws out the oldest unread payload."""

@@ -8,6 +8,7 @@ from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import End, Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, WITHIN_SECONDS_S, eventually
 from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
+from omni_connector_contract_tests.harness.peers import PeerGoneError
 from omni_connector_contract_tests.harness.probes import check_gone, files_of
 from omni_connector_contract_tests.suite.base import ContractTests, requires, without
 from omni_connector_core import NOT_READY, PeerLostError, Producer, TransferTimeoutError
@@ -89,6 +90,18 @@ class TestDeath(ContractTests):
             again.put("k", Bulk(300_000, seed=n))
             assert ends.consumer.get_fingerprint("k") == fingerprint(Bulk(300_000, seed=n))
         assert ends.consumer.act(acts.look, "view") == fingerprint(Bulk(300_000, seed=1))
+
+    @pytest.mark.parametrize("nbytes", [1_000, 30_000_000])
+    def test_a_consumed_payload_needs_its_producer_no_more(self, ends: Ends, nbytes: int) -> None:
+        producer = ends.open("producer", on="mortal")
+        acquaint(ends, producer, ends.consumer)
+        waiting = ends.consumer.start_act(acts.hold, "view", "k")
+        assert ends.consumer.poll("other") is NOT_READY
+        with pytest.raises(PeerGoneError):
+            producer.act(acts.put_and_die_once_consumed, "k", Bulk(nbytes))
+        assert waiting.result() == fingerprint(Bulk(nbytes))
+        ends.open("producer", on="mortal").put("next", "payload")
+        assert ends.consumer.get("next") == "payload"
 
     def test_a_restarted_producers_payload_is_the_one_delivered(self, ends: Ends) -> None:
         producer = ends.open("producer", on="mortal")

@@ -48,6 +48,13 @@ class TestReads(ContractTests):
         eventually(lambda: ends.producer.usage().bytes_held == 0, message="the producer still holds bytes")
         eventually(lambda: ends.consumer.usage().bytes_held == 0, message="the consumer still holds bytes")
 
+    def test_a_producer_can_wait_until_its_payload_is_consumed(self, ends: Ends) -> None:
+        ends.producer.put("k", Bulk(200_000))
+        assert not ends.producer.act(acts.consumed, "k", timeout=0.2)
+        waiting = ends.producer.start_act(acts.consumed, "k")
+        ends.consumer.get_fingerprint("k")
+        assert waiting.result()
+
     def test_no_readers_at_all_is_an_error(self, ends: Ends) -> None:
         with pytest.raises(ValueError, match="readers"):
             ends.producer.put("k", 1, readers=0)

@@ -42,9 +42,6 @@ class Engine(ABC):
     spin_nbytes: ClassVar[int] = 0
     """Transfers up to this many bytes are small."""
 
-    works_alone: ClassVar[bool] = False
-    """Whether bytes move without `done` being asked: who waits may then sleep for about as long as such a transfer takes."""
-
     piece_nbytes: ClassVar[int] = 0
     """Below this mean size of a piece, bytes, one read of everything and copies are faster than a read of pieces."""
 

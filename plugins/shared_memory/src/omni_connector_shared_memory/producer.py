@@ -150,7 +150,7 @@ class ProducerEnd:
         """Wait until a payload is gone; see `Transport.consumed`."""
         if self._running is not None:
             self._running.server.attend()
-        return self.ledger.consumed(key, deadline)
+        return self.ledger.claimed(key, deadline)  # a claim lasts as long as the consumer keeps its view
 
     def fail(self, key: Key, reason: str) -> None:
         """Tell the key's consumers that it will never come."""
