@@ -39,7 +39,9 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
         if self.host != _host():
             return False
         try:
-            _watch(self).look()
+            watch = _watch(self)
+            if time.monotonic() > watch.until_s or _readable(watch.fd):
+                watch.look()
         except ProcessLookupError:
             forget()
             return True
@@ -67,10 +69,10 @@ LOOK_S = 1.0
 
 
 class _Watch:
-    """Sees a process of this host end. Thread-safe.
+    """Sees a process of this host end: its `fd` is readable then. Thread-safe.
 
     A vendor's SDK in this process may close a descriptor that is not its own: so what this one says is confirmed by a look-up, and
-    what it does not say is not believed for long.
+    what it does not say is not believed for longer than `until_s`, on the monotonic clock.
 
     Raises
     ------
@@ -80,19 +82,16 @@ class _Watch:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._fd = os.pidfd_open(process.pid)
-        self._close = weakref.finalize(self, os.close, self._fd)
+        self.fd = os.pidfd_open(process.pid)
+        self._close = weakref.finalize(self, os.close, self.fd)
         self._close.atexit = False
-        self._looked_s = -float("inf")
         self.look()
 
     def look(self) -> None:
-        """See whether it has ended."""
-        now = time.monotonic()
-        if now - self._looked_s > LOOK_S or _readable(self._fd):
-            if _started(self._process.pid) != self._process.started:
-                raise ProcessLookupError(f"process {self._process.pid} has ended")
-            self._looked_s = now
+        """Look the process up."""
+        if _started(self._process.pid) != self._process.started:
+            raise ProcessLookupError(f"process {self._process.pid} has ended")
+        self.until_s = time.monotonic() + LOOK_S
 
 
 def _poll(fd: int) -> bool:

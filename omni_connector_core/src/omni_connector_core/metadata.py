@@ -107,7 +107,9 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     numbers = type(replica) is int and type(rank) is int and type(nbytes) is int
     if not numbers or not (type(at) is dict or _is_mapping(at)):
         raise IncompatibleMetadataError(_WRONG_TYPE)
-    their_producer = Producer(replica, rank)
+    their_producer: Producer = tuple.__new__(
+        Producer, (replica, rank)
+    )  # what Producer(replica, rank) would call in Python
     if producer is not None and producer != their_producer:
         raise IncompatibleMetadataError(f"the metadata is of {their_producer}, the call asks for {producer}")
     return Where(their_producer, at, nbytes)

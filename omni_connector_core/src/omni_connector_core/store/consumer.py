@@ -6,10 +6,8 @@ import os
 import random
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -53,6 +51,40 @@ BATCH = 256
 """Names in one call."""
 
 
+class _Source:
+    """What a consumer knows of a producer.
+
+    Attributes
+    ----------
+    slot, owner
+        Who it is, and the names of what is its own.
+    named
+        Its producer and process, as metadata names them.
+    tickets
+        The folder of its tickets; None as long as it was not seen.
+    decided_by_store
+        Whether it has handed the decision about its reads over to the store.
+    """
+
+    __slots__ = ("decided_by_store", "named", "owner", "slot", "tickets")
+
+    def __init__(self, slot: Slot, owner: Owner) -> None:
+        self.slot = slot
+        self.owner = owner
+        self.named = ((slot.replica, slot.rank), msgspec.to_builtins(slot.process))
+        self.tickets: str | None = None
+        self.decided_by_store = False
+
+    def look(self) -> str | None:
+        """Look for its tickets."""
+        folder = tickets.folder_of(self.slot)
+        self.tickets = folder if folder is not None and os.path.isdir(folder) else None
+        return self.tickets
+
+
+_Payload = tuple[_Source, Descriptor]
+
+
 class ConsumerEnd:
     """Reads from the producers of one edge. Thread-safe; remembers the directory, and what was cleaned up."""
 
@@ -61,9 +93,7 @@ class ConsumerEnd:
         self._store = store
         self._outlives = outlives
         self._abandoned: dict[str, float] = {}
-        self._decided_by_store: deque[str] = deque(maxlen=256)
-        self._in_sight: set[str] = set()
-        self._owners: dict[str, Owner] = {}
+        self._sources: dict[str, _Source] = {}
         self._listener = Listener(directory.names.scope)
 
     def get(self, key: Key, where: Where, deadline: Deadline, *, closed: Callable[[], bool]) -> Memory:
@@ -111,16 +141,25 @@ class ConsumerEnd:
             raise RequestAbandonedError("the request was cleaned up")
         if where.at is None or where.producer is None:
             return self._by_key(key, where.producer, deadline)
-        slot, descriptor = _from_metadata(where.producer, where.at, where.nbytes)
-        memory = self._take(slot, descriptor, deadline)
-        return memory if memory is not None else self._missing(key, slot, deadline)
+        at = where.at
+        try:
+            source = self._sources.get(at["owner"])
+            if source is None or source.named != (where.producer, at["process"]):
+                source = self._source(msgspec.convert([*where.producer, at["owner"], at["process"]], Slot))
+            descriptor = msgspec.convert(
+                [at["generation"], where.nbytes, at["readers"], "", "", at["ticket"]], Descriptor
+            )
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            raise IncompatibleMetadataError(f"the metadata is damaged: {error}") from error
+        memory = self._take(source, descriptor, deadline)
+        return memory if memory is not None else self._missing(key, source, deadline)
 
     def _by_key(self, key: Key, wanted: Producer | None, deadline: Deadline) -> Memory | None:
         directory = self.directory
         while True:
             known = directory.producers(wanted)
             found = self._look(key, known, deadline)
-            living = [entry for entry in found if not entry[0].process.dead()]
+            living = [payload for payload in found if not payload[0].slot.process.dead()]
             if found and not living and directory.stale(REFRESH_S):
                 directory.refresh(deadline)  # a successor may have the slot, and the key, of one that died
                 continue
@@ -131,7 +170,7 @@ class ConsumerEnd:
             if len(found) > 1:
                 found = self._unread(found, deadline)
             if len(found) > 1:
-                names = sorted(f"replica {slot.replica} rank {slot.rank}" for slot, _ in found)
+                names = sorted(f"replica {source.slot.replica} rank {source.slot.rank}" for source, _ in found)
                 raise AmbiguousKeyError(f"held by {' and by '.join(names)}")
             if found:
                 return self._take(*found[0], deadline)
@@ -145,8 +184,9 @@ class ConsumerEnd:
             raise loss(lost, self._store)
         return None
 
-    def _missing(self, key: Key, slot: Slot, deadline: Deadline) -> Memory | None:
+    def _missing(self, key: Key, source: _Source, deadline: Deadline) -> Memory | None:
         """Find out what became of a payload that is not where its metadata says."""
+        slot = source.slot
         found = self._look(key, [slot], deadline)
         if found:  # overwritten, or read by others and the producer has not noticed, or only half created
             return self._take(*found[0], deadline)
@@ -156,35 +196,35 @@ class ConsumerEnd:
             raise loss(slot, self._store)
         return None
 
-    def _look(self, key: Key, slots: Sequence[Slot], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:
+    def _look(self, key: Key, slots: Sequence[Slot], deadline: Deadline) -> list[_Payload]:
         """Return who says that the key is live; raise its ending when all who know it say that it ended."""
-        owners = [self._owner(slot) for slot in slots]
-        names = [name for o in owners for name in (o.descriptor(key), o.abandoned(key.request_id))]
+        sources = [self._source(slot) for slot in slots]
+        names = [n for s in sources for n in (s.owner.descriptor(key), s.owner.abandoned(key.request_id))]
         data = load_readable(self._store, names, deadline)
-        found: list[tuple[Slot, Descriptor]] = []
-        endings: list[tuple[Slot, Descriptor]] = []
-        for slot, raw, mark in zip(slots, data[::2], data[1::2], strict=True):
+        found: list[_Payload] = []
+        endings: list[_Payload] = []
+        for source, raw, mark in zip(sources, data[::2], data[1::2], strict=True):
             abandoned = unpack(mark, Descriptor)
             descriptor = abandoned or unpack(raw, Descriptor)
             if descriptor is not None:
-                (endings if descriptor.ending else found).append((slot, descriptor))
+                (endings if descriptor.ending else found).append((source, descriptor))
         if endings and not found:
             raise error_from_code(endings[0][1].ending, endings[0][1].message)
         return found
 
-    def _unread(self, found: list[tuple[Slot, Descriptor]], deadline: Deadline) -> list[tuple[Slot, Descriptor]]:
+    def _unread(self, found: list[_Payload], deadline: Deadline) -> list[_Payload]:
         """Keep those whose payload is still there: a descriptor outlives its payload by a moment."""
         unread = self._are_unread(found, deadline)
         return [payload for payload, left in zip(found, unread, strict=True) if left]
 
-    def _take(self, slot: Slot, descriptor: Descriptor, deadline: Deadline) -> Memory | None:
+    def _take(self, source: _Source, descriptor: Descriptor, deadline: Deadline) -> Memory | None:
         """Read a payload, then take one read of it; None when somebody else had the last one."""
+        slot, owner, store = source.slot, source.owner, self._store
         if not self._outlives and slot.process.dead():
             raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
-        owner, store = self._owner(slot), self._store
         data = owner.data(descriptor.generation)
-        folder = self._tickets_of(slot) if descriptor.ticket else None
-        if descriptor.ticket and folder is None and not self._handed_over(slot, deadline):
+        folder = source.tickets or source.look() if descriptor.ticket else None
+        if descriptor.ticket and folder is None and not self._handed_over(source, deadline):
             return None
         try:
             memory = store.read(data, descriptor.nbytes, shared=descriptor.readers > 1, deadline=deadline)
@@ -196,10 +236,9 @@ class ConsumerEnd:
             return None
         if folder is not None:
             if not tickets.take(folder, descriptor.generation):
-                if os.path.isdir(folder):
+                if source.look():
                     return None
-                self._in_sight.discard(slot.incarnation)
-                return self._take(slot, descriptor, deadline)  # handed over meanwhile
+                return self._take(source, descriptor, deadline)  # handed over meanwhile
             store.discard(data, deadline=deadline)
             return memory
         reads = owner.reads(descriptor.generation, descriptor.readers)
@@ -210,42 +249,30 @@ class ConsumerEnd:
             store.remove([data], deadline=deadline)
         return memory
 
-    def _tickets_of(self, slot: Slot) -> str | None:
-        """Return the folder of a producer's tickets where it is in sight; looked for once, as long as takes succeed."""
-        folder = tickets.folder_of(slot)
-        if folder is None or slot.incarnation in self._in_sight:
-            return folder
-        if not os.path.isdir(folder):
-            return None
-        if len(self._in_sight) >= BATCH:
-            self._in_sight.clear()
-        self._in_sight.add(slot.incarnation)
-        return folder
-
-    def _handed_over(self, slot: Slot, deadline: Deadline) -> bool:
+    def _handed_over(self, source: _Source, deadline: Deadline) -> bool:
         """Whether the store decides about reads of a producer whose tickets are out of sight; asks for it where it does not.
 
         Round trips: 1, until it does. A producer hands over within 0.3 s.
         """
-        if slot.incarnation in self._decided_by_store:
+        if source.decided_by_store:
             return True
-        owner = self._owner(slot)
+        slot, owner = source.slot, source.owner
         over, asked = self._store.exist([owner.handed_over, owner.wanted], deadline=deadline)
         if over:
-            self._decided_by_store.append(slot.incarnation)
+            source.decided_by_store = True
         elif self.directory.gone(slot, deadline):
             raise PeerLostError(f"the process of replica {slot.replica} rank {slot.rank} died")
         elif not asked:
             self._store.claim(owner.wanted, b"1", ttl_s=WANTED_S, deadline=deadline)
         return over
 
-    def _are_unread(self, payloads: Sequence[tuple[Slot, Descriptor]], deadline: Deadline) -> list[bool]:
+    def _are_unread(self, payloads: Sequence[_Payload], deadline: Deadline) -> list[bool]:
         """Say of each payload whether a read of it is left, as far as can be seen from here. 1 round trip a batch."""
-        names = [self._owner(slot).data(descriptor.generation) for slot, descriptor in payloads]
+        names = [source.owner.data(descriptor.generation) for source, descriptor in payloads]
         there = [answer for part in _batches(names) for answer in self._store.exist(part, deadline=deadline)]
-        for number, (slot, descriptor) in enumerate(payloads):
-            folder = tickets.folder_of(slot) if descriptor.ticket and there[number] else None
-            if folder and os.path.isdir(folder):
+        for number, (source, descriptor) in enumerate(payloads):
+            folder = source.look() if descriptor.ticket and there[number] else None
+            if folder:
                 there[number] = tickets.is_there(folder, descriptor.generation)
         return there
 
@@ -253,17 +280,15 @@ class ConsumerEnd:
         """Say for each key whether some producer has it unread."""
         if self.directory.stale(REFRESH_S):
             self.directory.refresh(deadline)
-        slots = self.directory.producers(where.producer)
-        if not slots:
+        sources = [self._source(slot) for slot in self.directory.producers(where.producer)]
+        if not sources:
             return [False] * len(keys)
-        data = load_readable(
-            self._store, [self._owner(slot).descriptor(key) for key in keys for slot in slots], deadline
-        )
+        data = load_readable(self._store, [s.owner.descriptor(key) for key in keys for s in sources], deadline)
         found = [unpack(raw, Descriptor) for raw in data]
-        live = {n: (slots[n % len(slots)], d) for n, d in enumerate(found) if d is not None and not d.ending}
+        live = {n: (sources[n % len(sources)], d) for n, d in enumerate(found) if d is not None and not d.ending}
         unread = dict(zip(live, self._are_unread(list(live.values()), deadline), strict=True))
         answers = [unread.get(number, False) for number in range(len(found))]
-        return [any(answers[n : n + len(slots)]) for n in range(0, len(answers), len(slots))]
+        return [any(answers[n : n + len(sources)]) for n in range(0, len(answers), len(sources))]
 
     def cleanup(self, request_id: str, deadline: Deadline, *, but: str | None) -> int:
         """Ask every producer that lives, save the incarnation `but`, to discard a request; returns the sum of their counts.
@@ -279,7 +304,7 @@ class ConsumerEnd:
         count, pause_s = 0, FIRST_PAUSE_S
         while waiting:
             for incarnation, (slot, mail) in list(waiting.items()):
-                owner = self._owner(slot)
+                owner = self._source(slot).owner
                 if incarnation in unposted:
                     if patiently(partial(self._post, owner, mail, deadline), deadline):
                         unposted.discard(incarnation)
@@ -315,22 +340,14 @@ class ConsumerEnd:
                 self._abandoned.pop(request, None)
         self._abandoned[request_id] = now + MEMORY_OF_ENDINGS_S
 
-    def _owner(self, slot: Slot) -> Owner:
-        owner = self._owners.get(slot.incarnation)
-        if owner is None:
-            if len(self._owners) >= BATCH:
-                self._owners.clear()
+    def _source(self, slot: Slot) -> _Source:
+        source = self._sources.get(slot.incarnation)
+        if source is None or source.slot != slot:
+            if len(self._sources) >= BATCH:
+                self._sources.clear()
             owner = self.directory.names.owner(Producer(slot.replica, slot.rank), slot.incarnation)
-            self._owners[slot.incarnation] = owner
-        return owner
-
-
-def _from_metadata(producer: Producer, at: Mapping[str, Any], nbytes: int | None) -> tuple[Slot, Descriptor]:
-    try:
-        slot = msgspec.convert([*producer, at["owner"], at["process"]], Slot)
-        return slot, msgspec.convert([at["generation"], nbytes, at["readers"], "", "", at["ticket"]], Descriptor)
-    except (KeyError, msgspec.ValidationError) as error:
-        raise IncompatibleMetadataError(f"the metadata is damaged: {error}") from error
+            source = self._sources[slot.incarnation] = _Source(slot, owner)
+        return source
 
 
 def _batches(names: Sequence[str]) -> list[Sequence[str]]:

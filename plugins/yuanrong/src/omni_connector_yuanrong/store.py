@@ -62,16 +62,17 @@ RESERVE = 0.2
 """A worker of which less than a fifth would be free is asked how full it is before it is asked for memory."""
 
 
-class _Lease:
-    """Keeps a view for a memory that shows its bytes, and notes when so many bytes fewer are held."""
+class _Lease(tuple[memoryview, "deque[int]"]):
+    """Keeps a view for a memory that shows its bytes, and notes when so many bytes fewer are held.
 
-    __slots__ = ("_changes", "_nbytes", "_view")
+    A tuple, as nothing of Python runs when one is made.
+    """
 
-    def __init__(self, view: memoryview, nbytes: int, changes: deque[int]) -> None:
-        self._view, self._nbytes, self._changes = view, nbytes, changes
+    __slots__ = ()
 
     def __del__(self) -> None:
-        self._changes.append(-self._nbytes)
+        view, changes = self
+        changes.append(-view.nbytes)
 
 
 class _Refusal(NamedTuple):
@@ -214,7 +215,7 @@ class YuanrongStore(ObjectStore):
         if view.nbytes != nbytes:
             raise OmniConnectorError(f"object {name} has {view.nbytes:,} bytes, not {nbytes:,}")
         memory = (ctypes.c_char * nbytes).from_address(buffer_address(view))
-        memory.owner = _Lease(view, nbytes, self._changes)  # type: ignore[attr-defined]
+        memory.owner = _Lease((view, self._changes))  # type: ignore[attr-defined]
         self._changes.append(nbytes)
         self._just_read.append(name)
         return memoryview(memory).toreadonly() if shared else memory
