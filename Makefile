@@ -16,6 +16,7 @@ PART       ?=
 JOBS       ?= 2
 PLUGINS    := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 BACKENDS   ?= memory $(PLUGINS)
+SUITE      := $(patsubst contract_tests/tests/test_%.py,%,$(wildcard contract_tests/tests/test_*.py))
 PARTS      := core suite plugins serve contract repo vllm
 PYTEST     := $(BIN)/python -m pytest
 
@@ -47,7 +48,7 @@ demo: setup
 # side by side, and print when they end: they wait for daemons and deadlines more than they compute.
 test: setup
 	@for part in $(or $(PART),$(PARTS)); do echo "== test: $$part"; \
-	 case $$part in plugins|contract) flags="--jobs $(JOBS) --output-sync=target";; *) flags=;; esac; \
+	 case $$part in suite|plugins|contract) flags="--jobs $(JOBS) --output-sync=target";; *) flags=;; esac; \
 	 $(MAKE) --no-print-directory $$flags test-$$part || exit 1; done
 
 # Real daemons, kills and deadlines on a machine that may be busy: what failed is run once more, alone. A fault fails again.
@@ -58,8 +59,9 @@ endef
 
 test-core:
 	$(call pytest,$(PYTEST),omni_connector_core/tests)
-test-suite:
-	$(call pytest,$(PYTEST),contract_tests/tests)
+test-suite: $(addprefix test-suite-,$(SUITE))
+test-suite-%:
+	$(call pytest,$(PYTEST),contract_tests/tests/test_$*.py)
 test-plugins: $(addprefix test-plugin-,$(PLUGINS))
 test-plugin-%:
 	$(call pytest,$(PYTEST),plugins/$*/tests)

@@ -144,13 +144,14 @@ class ProcessPeer(Peer):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._pending: dict[int, Pending] = {}
+        self._hung_up = False
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"contract-peer-{self.pid}")
         self._reader.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
+        """Whether the process runs; of one that was killed the end of its pipe is seen first."""
+        return not self._hung_up and self._process.poll() is None
 
     def start(self, request: Any) -> Pending:
         """Send a request."""
@@ -170,6 +171,7 @@ class ProcessPeer(Peer):
             try:
                 number, good, answer = pickle.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
+                self._hung_up = True
                 break
             pending = self._pending.pop(number)
             try:
@@ -205,7 +207,7 @@ class ProcessPeer(Peer):
 
     def shutdown(self) -> None:
         """End it, if it was not, and close the pipe."""
-        if self.alive:
+        if self._process.poll() is None:
             self.kill()
         self._process.wait()
         self._reader.join()
