@@ -57,7 +57,13 @@ class LedgerModel(RuleBasedStateMachine):
         if not payload.reads:
             del self.live[key]
 
+    def finish(self, *keys: Key) -> None:
+        for key, payload in self.claims.values():
+            if key in keys:
+                payload.dropped = True
+
     def end(self, key: Key, error: type[Exception]) -> int:
+        self.finish(key)
         payload = self.live.pop(key, None)
         if payload is not None:
             payload.reads, payload.dropped = 0, True
@@ -90,6 +96,8 @@ class LedgerModel(RuleBasedStateMachine):
             with pytest.raises(PayloadConflictError):
                 publish()
             return
+        if overwrite:
+            self.finish(key)
         old = self.live.pop(key, None)
         if old is not None:
             old.reads, old.dropped = 0, True
@@ -147,13 +155,7 @@ class LedgerModel(RuleBasedStateMachine):
         key, payload = self.claims.pop(number)
         payload.out -= 1
         other = self.live.get(key)
-        comes_back = (
-            unread
-            and not payload.dropped
-            and other in (None, payload)
-            and key not in self.endings
-            and key.request_id not in self.abandoned
-        )
+        comes_back = unread and not payload.dropped and other in (None, payload)
         if comes_back:
             payload.reads += 1
             self.live[key] = payload
@@ -179,6 +181,8 @@ class LedgerModel(RuleBasedStateMachine):
     def cleanup(self, request_id: str) -> None:
         keys = [key for key in self.live if key.request_id == request_id]
         keys += [key for key in self.waiting if key.request_id == request_id and key not in keys]
+        claimed = {key for key, _ in self.claims.values() if key.request_id == request_id}
+        keys += [key for key in claimed if key not in keys]
         count = sum(self.end(key, RequestAbandonedError) for key in keys)
         self.abandoned.add(request_id)
         assert self.ledger.cleanup(request_id) == count
@@ -192,6 +196,7 @@ class LedgerModel(RuleBasedStateMachine):
         self.ledger.publish(key, self.items, nbytes=10, readers=1, ttl_s=0, overwrite=False)
         self.payloads[self.items] = Payload(self.items, 0)
         self.ledger.sweep()
+        self.finish(key)
         self.endings[key] = PayloadExpiredError
 
     # ---- what always holds

@@ -17,7 +17,15 @@ Reader = Hashable
 
 
 class Entry(msgspec.Struct, Generic[ItemT], eq=False):
-    """One payload: what was put, how many reads are left to claim, and how many claims are out."""
+    """One payload: what was put, how many reads are left to claim, and how many claims are out.
+
+    Attributes
+    ----------
+    dropped
+        It was taken out of reach while it had a read left.
+    final
+        A read that is given back goes to nobody: the payload was overwritten, or it ended.
+    """
 
     key: Key
     item: ItemT
@@ -28,6 +36,7 @@ class Entry(msgspec.Struct, Generic[ItemT], eq=False):
     expires_s: float
     out: int = 0
     dropped: bool = False
+    final: bool = False
 
 
 class Claim(msgspec.Struct, Generic[ItemT], eq=False):

@@ -21,6 +21,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Generic
 
 from omni_connector_core.claim import Claim, Entry, ItemT, Pending, Reader
@@ -103,6 +104,8 @@ class Ledger(Generic[ItemT]):
         freed: list[ItemT] = []
         with self._lock:
             self._check(key, overwrite)
+            if overwrite:
+                self._finish({key})
             old = self._live.get(key)
             if old is not None:
                 self._drop(old, freed)
@@ -130,14 +133,15 @@ class Ledger(Generic[ItemT]):
 
     def fail(self, key: Key, reason: str) -> None:
         """Tell the key's readers, waiting now or later, that it will never come."""
-        self._end([key], ProducerFailedError, reason)
+        self._end({key}, ProducerFailedError, reason)
 
     def cleanup(self, request_id: str) -> int:
         """Discard every unread payload of a request and refuse later ones; returns how many were discarded."""
         with self._lock:
             self._abandoned.note(request_id, None)
-            keys = list(self._by_request.get(request_id, ()))
-            keys += [key for key in self._waiters if key.request_id == request_id and key not in self._live]
+            keys = set(self._by_request.get(request_id, ()))
+            keys.update(key for key in self._waiters if key.request_id == request_id)
+            keys.update(claim.key for claim in self._claims.values() if claim.key.request_id == request_id)
         return self._end(keys, RequestAbandonedError, "the request was cleaned up")
 
     def sweep(self) -> float | None:
@@ -165,7 +169,7 @@ class Ledger(Generic[ItemT]):
             self._abandoned.forget_old(now)
             self.expired += len(due)
         if due:
-            self._end(list(due), PayloadExpiredError, "nobody read the payload within its time-to-live")
+            self._end(due, PayloadExpiredError, "nobody read the payload within its time-to-live")
         return next_s
 
     def claimed(self, key: Key, deadline: Deadline) -> bool:
@@ -322,10 +326,9 @@ class Ledger(Generic[ItemT]):
         return deliver
 
     def _revive(self, entry: Entry[ItemT]) -> bool:
-        """Give a read back to a payload, unless it was dropped or its key has moved on meanwhile."""
-        key = entry.key
-        live = self._live.get(key)
-        if entry.dropped or live not in (None, entry) or key in self._endings or key.request_id in self._abandoned:
+        """Give a read back to a payload, unless its key has moved on meanwhile."""
+        live = self._live.get(entry.key)
+        if entry.final or live not in (None, entry):
             return False
         entry.unclaimed += 1
         if live is None:
@@ -357,11 +360,18 @@ class Ledger(Generic[ItemT]):
         self._claims[claim.number] = claim
         return claim
 
-    def _end(self, keys: list[Key], error: type[OmniConnectorError], message: str) -> int:
+    def _finish(self, keys: AbstractSet[Key]) -> None:
+        """Let no read of these keys come back that is out."""
+        for claim in self._claims.values():
+            if claim.key in keys:
+                claim.entry.final = True
+
+    def _end(self, keys: AbstractSet[Key], error: type[OmniConnectorError], message: str) -> int:
         freed: list[ItemT] = []
         deliveries: list[Deliver[ItemT]] = []
         count = 0
         with self._lock:
+            self._finish(keys)
             for key in keys:
                 entry = self._live.get(key)
                 if entry is not None:
@@ -376,7 +386,7 @@ class Ledger(Generic[ItemT]):
 
     def _drop(self, entry: Entry[ItemT], freed: list[ItemT]) -> None:
         """Take a live payload out of reach; its memory follows when the last claim on it ends."""
-        entry.dropped = True
+        entry.dropped = entry.final = True
         entry.unclaimed = 0
         self._bury(entry)
         self._settle(entry, freed)

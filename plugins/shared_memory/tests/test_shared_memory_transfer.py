@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,13 +23,14 @@ from omni_connector_core.errors import (
     AmbiguousKeyError,
     BufferMismatchError,
     CapacityError,
+    OmniConnectorError,
     PayloadExpiredError,
     PayloadTooLargeError,
     ProducerFailedError,
     RequestAbandonedError,
 )
 from omni_connector_core.handles import GetHandle
-from omni_connector_shared_memory import consumer
+from omni_connector_shared_memory import consumer, server
 from omni_connector_shared_memory.leader import LeaderFollowers
 
 
@@ -280,6 +284,33 @@ def test_what_was_promised_and_never_taken_can_be_overwritten(promised: Promised
     for n in range(100):  # tickets are used again
         producer.put("k", n)
         assert consumer.get("k") == n
+
+
+@pytest.mark.parametrize("end", ["cleanup", "fail", "overwrite"])
+def test_what_is_given_back_while_it_is_recalled_comes_to_nobody(
+    promised: Promised, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The consumer sees the mark, gives the payload back and asks again, all before the producer looks what came of it."""
+    producer, _, handle = promised
+
+    def look(_seconds: float) -> None:
+        with contextlib.suppress(OmniConnectorError):
+            handle.done()
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(sleep=look, monotonic=time.monotonic))
+    if end == "cleanup":
+        producer.cleanup("k")
+    elif end == "fail":
+        producer.fail("k", "on second thoughts")
+    else:
+        producer.put("k", np.full(100_000, 2.0), overwrite=True)
+    producer.put("other", np.zeros(100_000))  # where the other lay, if that is free
+    errors = {"cleanup": RequestAbandonedError, "fail": ProducerFailedError}
+    if end in errors:
+        with pytest.raises(errors[end]):
+            handle.result()
+    else:
+        assert (handle.result() == 2).all()
 
 
 def test_what_was_taken_in_time_is_not_recalled(promised: Promised) -> None:

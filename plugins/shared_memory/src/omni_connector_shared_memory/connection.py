@@ -94,24 +94,31 @@ class Connection:
             if claim is not None:
                 self._ledger.release(claim.number)
 
-    def mark(self, which: Callable[[Claim[Slot]], bool]) -> list[int]:
-        """Tell the consumer not to take certain payloads that it has not taken yet; returns their tickets."""
+    def mark(self, which: Callable[[Claim[Slot]], bool]) -> dict[int, Claim[Slot]]:
+        """Tell the consumer not to take certain payloads that it has not taken yet; returns these, by ticket."""
         with self._lock:
-            tickets = [
-                ticket for ticket, claim in self._claims.items() if which(claim) and not self._board.seen(ticket)
-            ]
-            for ticket in tickets:
+            marked = {
+                ticket: claim for ticket, claim in self._claims.items() if which(claim) and not self._board.seen(ticket)
+            }
+            for ticket in marked:
                 self._board.mark(ticket)
-            return tickets
+            return marked
 
-    def recall(self, tickets: list[int]) -> None:
-        """Take back what was marked a moment ago, unless the consumer was faster."""
+    def recall(self, marked: dict[int, Claim[Slot]]) -> list[Claim[Slot]]:
+        """Take back what was marked a moment ago, unless the consumer was faster: to take it, or to give it back itself.
+
+        In the latter case its ticket may be out again, with another claim and without a mark.
+        """
         with self._lock:
-            recalled = [ticket for ticket in tickets if ticket in self._claims and not self._board.seen(ticket)]
-            claims = [self._claims.pop(ticket) for ticket in recalled]
+            recalled = {
+                ticket: claim
+                for ticket, claim in marked.items()
+                if self._claims.get(ticket) is claim and not self._board.seen(ticket)
+            }
+            for ticket in recalled:
+                del self._claims[ticket]
             self._recalled.update(recalled)
-        for claim in claims:
-            self._ledger.release(claim.number, unread=True)
+        return list(recalled.values())
 
     def expires_s(self) -> float | None:
         """When the first payload expires that the consumer has not taken yet (monotonic clock)."""

@@ -116,8 +116,6 @@ class ProducerEnd:
                 f"{nbytes:,} bytes do not fit into a pool of {pool.capacity_nbytes:,}", hint="Raise capacity_bytes"
             )
         self.ledger.sweep_if_due()
-        if overwrite:
-            server.recall(lambda claim: claim.key == key)
         awaited = self.ledger.awaited(key)
         if not awaited:  # what is awaited is neither there nor abandoned
             self.ledger.check(key, overwrite=overwrite)
@@ -134,12 +132,14 @@ class ProducerEnd:
             pool.give(block.start)
             raise
         try:
-            self.ledger.publish(
+            generation = self.ledger.publish(
                 key, Slot(block, readers > 1), nbytes=nbytes, readers=readers, ttl_s=ttl_s, overwrite=overwrite
             )
         except OmniConnectorError:  # of anything else, such as Ctrl-C, nobody knows whether the payload is live by now
             pool.give(block.start)
             raise
+        if overwrite:
+            server.recall(lambda claim: claim.key == key and claim.generation < generation)
         server.wake_by(time.monotonic() + ttl_s)
         if nbytes < LARGE_NBYTES:
             self._puts += 1
@@ -154,8 +154,9 @@ class ProducerEnd:
 
     def fail(self, key: Key, reason: str) -> None:
         """Tell the key's consumers that it will never come."""
-        self.start().server.recall(lambda claim: claim.key == key)
+        server = self.start().server
         self.ledger.fail(key, reason)
+        server.recall(lambda claim: claim.key == key)
 
     def cleanup(self, request_id: str) -> int:
         """End a request; how many unread payloads that discarded."""

@@ -97,18 +97,29 @@ class Server:
         for connection in self.connections:
             connection.want(wanted)
 
-    def recall(self, which: Callable[[Claim[Slot]], bool]) -> None:
-        """Take back payloads that were promised to consumers which have not taken them yet: they are unread again."""
-        marked = [(connection, tickets) for connection in self.connections if (tickets := connection.mark(which))]
-        if marked:
-            time.sleep(MARK_S)
-            for connection, tickets in marked:
-                connection.recall(tickets)
+    def recall(self, which: Callable[[Claim[Slot]], bool]) -> int:
+        """Take back payloads that were promised to consumers which have not taken them yet: they are unread again.
+
+        Of keys that have ended, or were overwritten, before it is called: then nobody can have them any more.
+
+        Returns
+        -------
+        int
+            How many that was of which the ledger had no read left to claim.
+        """
+        marked = [(connection, claims) for connection in self.connections if (claims := connection.mark(which))]
+        if not marked:
+            return 0
+        time.sleep(MARK_S)
+        recalled = [claim for connection, claims in marked for claim in connection.recall(claims)]
+        for claim in recalled:
+            self._ledger.release(claim.number, unread=True)
+        return len({claim.generation for claim in recalled if not claim.entry.dropped})
 
     def cleanup(self, request_id: str) -> int:
         """End a request; how many unread payloads that discarded."""
-        self.recall(lambda claim: claim.key.request_id == request_id)
-        return self._ledger.cleanup(request_id)
+        count = self._ledger.cleanup(request_id)
+        return count + self.recall(lambda claim: claim.key.request_id == request_id)
 
     def close(self) -> None:
         """Say goodbye to all consumers and end the thread."""
