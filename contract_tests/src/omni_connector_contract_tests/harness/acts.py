@@ -54,6 +54,35 @@ def put_for_ever(acting: Acting, nbytes: int) -> None:
         acting.connector.put(f"k{n}", arrays[n % 4], timeout=60.0)
 
 
+def put_and_end_at_once(acting: Acting, key: str, payload: Bulk, threads: int, count: int) -> None:
+    """Put `count` payloads a thread and end each at once, failed or cleaned up by turns; then put others, where they lay."""
+
+    def work(n: int) -> None:
+        connector = acting.connector
+        connector.put(f"{key}-{n}", payload.build())
+        if n % 2:
+            connector.fail(f"{key}-{n}", "at once")
+        else:
+            connector.cleanup(f"{key}-{n}")
+        connector.put(f"other {key}-{n}", bytes(payload.nbytes), ttl=0.1)
+
+    _in_threads(threads, count, work)
+
+
+def get_each(acting: Acting, key: str, threads: int, count: int) -> list[str]:
+    """Get what `put_and_end_at_once` puts, waiting for each; returns fingerprints, or the names of errors."""
+    found = [""] * count
+
+    def work(n: int) -> None:
+        try:
+            found[n] = fingerprint(acting.connector.get(f"{key}-{n}"))
+        except OmniConnectorError as error:
+            found[n] = type(error).__name__
+
+    _in_threads(threads, count, work)
+    return found
+
+
 def consumed(acting: Acting, key: str, timeout: float | None = None) -> bool:
     """Wait until a payload is consumed; says whether it is."""
     return acting.connector.transport.consumed(Key(key), deadline=acting.connector.deadline(timeout))

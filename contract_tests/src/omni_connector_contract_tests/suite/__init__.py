@@ -5,7 +5,7 @@ from omni_connector_contract_tests.suite.base import ContractTests, deviation, o
 from omni_connector_contract_tests.suite.buffers import TestBatch, TestGetInto, TestViews
 from omni_connector_contract_tests.suite.capacity import TestCapacity, TestState
 from omni_connector_contract_tests.suite.configuration import TestDeployFaults, TestDeployFile
-from omni_connector_contract_tests.suite.endings import TestCleanup, TestExpiry, TestFail
+from omni_connector_contract_tests.suite.endings import TestCleanup, TestExpiry, TestFail, TestRaces
 from omni_connector_contract_tests.suite.hygiene import TestHostileBytes, TestLeaks
 from omni_connector_contract_tests.suite.identity import TestEdgesAndProducers, TestKeys
 from omni_connector_contract_tests.suite.kv_flow import TestKVEndings, TestKVFlow
@@ -39,6 +39,7 @@ __all__ = [
     "TestLifecycle",
     "TestMetadata",
     "TestOptions",
+    "TestRaces",
     "TestReads",
     "TestReplacing",
     "TestReplicas",

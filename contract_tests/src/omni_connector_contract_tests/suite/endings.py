@@ -9,7 +9,7 @@ import pytest
 from omni_connector_contract_tests.harness import acts
 from omni_connector_contract_tests.harness.ends import End, Ends
 from omni_connector_contract_tests.harness.eventually import WITHIN_A_SECOND_S, eventually
-from omni_connector_contract_tests.harness.payloads import Bulk
+from omni_connector_contract_tests.harness.payloads import Bulk, fingerprint
 from omni_connector_contract_tests.suite.base import ContractTests, observes
 from omni_connector_core import (
     NOT_READY,
@@ -20,7 +20,10 @@ from omni_connector_core import (
     TransferTimeoutError,
 )
 
-__all__ = ["TestCleanup", "TestExpiry", "TestFail"]
+__all__ = ["TestCleanup", "TestExpiry", "TestFail", "TestRaces"]
+
+RACES = 400
+"""A backend that frees memory under one reader in a hundred is caught."""
 
 
 def end_while_waiting(ends: Ends, key: Any, end: End, method: str, *args: Any) -> BaseException | None:
@@ -186,6 +189,20 @@ class TestCleanup(ContractTests):
         ends.producer.put("other", Bulk(200_000, seed=2))
         assert ends.consumer.act(acts.look, "array") == before
         ends.consumer.get_fingerprint("other")
+
+
+class TestRaces(ContractTests):
+    """A payload ends while somebody takes it: it is had whole or not at all."""
+
+    def test_what_ends_while_it_is_taken_is_had_whole_or_not_at_all(self, ends: Ends) -> None:
+        ends.producer.put("warm", 0)
+        ends.consumer.get("warm")
+        payload = Bulk(60_000, seed=1)
+        waiting = ends.consumer.start_act(acts.get_each, "k", 4, RACES)
+        ends.producer.act(acts.put_and_end_at_once, "k", payload, 4, RACES)
+        allowed = {fingerprint(payload), "ProducerFailedError", "RequestAbandonedError"}
+        assert set(waiting.result()) <= allowed
+        eventually(lambda: ends.producer.usage().pending == 0, message="payloads still pending")
 
 
 class TestExpiry(ContractTests):
