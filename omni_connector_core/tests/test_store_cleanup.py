@@ -151,7 +151,7 @@ def test_anothers_witness_in_the_place_of_ones_own_tells_of_a_restart(store: Any
     directory = Directory(store, names)
     directory.refresh(Deadline(5))
     [place] = witnesses(store, names)
-    store.replace(place, pack(Owned(this_process(), "another")), ttl_s=60, deadline=Deadline(5))
+    store.replace(place, pack(place, Owned(this_process(), "another")), ttl_s=60, deadline=Deadline(5))
     directory.refresh(Deadline(5))
     assert directory._restarted_s > 0
     directory.close(Deadline(5))
@@ -163,8 +163,9 @@ def test_a_consumer_that_crashed_leaves_no_witness(store: Any, names: Names, who
     """Also in a store in which nothing expires."""
     me = this_process()
     for number, started in enumerate((me.started, me.started - 1)):
-        owned = pack(Owned(Process(me.host, me.pid, started), "nonce"))
-        store.replace(names.witness(str(number)), owned, ttl_s=0, deadline=Deadline(5))
+        name = names.witness(str(number))
+        owned = pack(name, Owned(Process(me.host, me.pid, started), "nonce"))
+        store.replace(name, owned, ttl_s=0, deadline=Deadline(5))
     if who == "the next consumer":
         directory = Directory(store, names)
         directory.refresh(Deadline(5))

@@ -66,16 +66,17 @@ def test_the_prefix_of_an_owner_is_its_own():
     ],
 )
 def test_a_record_comes_back_or_not_at_all(record):
-    data = pack(record)
-    assert unpack(data, type(record)) == record
+    data = pack("name", record)
+    assert unpack("name", data, type(record)) == record
     for n in range(len(data)):
-        assert unpack(data[:n], type(record)) is None
-        assert unpack(data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :], type(record)) is None
-    assert unpack(None, type(record)) is None
+        assert unpack("name", data[:n], type(record)) is None
+        assert unpack("name", data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :], type(record)) is None
+    assert unpack("name", None, type(record)) is None
+    assert unpack("another", data, type(record)) is None
 
 
 def test_a_record_of_another_kind_is_none():
-    assert unpack(pack(Mail("id", "request")), Descriptor) is None
+    assert unpack("name", pack("name", Mail("id", "request")), Descriptor) is None
 
 
 def test_this_process_lives_and_another_of_its_id_does_not():
@@ -105,11 +106,11 @@ def test_a_process_of_another_host_is_never_said_to_be_dead():
 
 def test_silence_is_what_looks_found_and_not_the_time_in_which_nobody_looked(monkeypatch):
     """A get with metadata looks at no heartbeat until a read fails, which may be a minute after the last look."""
-    now, beats = [0.0], [pack(Beat(1))]
+    now, beats = [0.0], [Beat(1)]
 
     class Store:
         def load(self, names, *, deadline):
-            return beats
+            return [None if beat is None else pack(name, beat) for name, beat in zip(names, beats, strict=True)]
 
     monkeypatch.setattr(directory.time, "monotonic", lambda: now[0])
     known = Directory(Store(), Names("ns", Edge("0", "1"), longest=LONGEST))
@@ -123,7 +124,7 @@ def test_silence_is_what_looks_found_and_not_the_time_in_which_nobody_looked(mon
     beats[0] = None
     assert not gone_after(60)
     assert [gone_after(2) for _ in range(5)] == [False, False, False, False, True]
-    beats[0] = pack(Beat(2))
+    beats[0] = Beat(2)
     assert not gone_after(2)
 
 

@@ -203,9 +203,9 @@ class ConsumerEnd:
         data = load_readable(self._store, names, deadline)
         found: list[_Payload] = []
         endings: list[_Payload] = []
-        for source, raw, mark in zip(sources, data[::2], data[1::2], strict=True):
-            abandoned = unpack(mark, Descriptor)
-            descriptor = abandoned or unpack(raw, Descriptor)
+        records = [unpack(name, raw, Descriptor) for name, raw in zip(names, data, strict=True)]
+        for source, of_key, abandoned in zip(sources, records[::2], records[1::2], strict=True):
+            descriptor = abandoned or of_key
             if descriptor is not None:
                 (endings if descriptor.ending else found).append((source, descriptor))
         if endings and not found:
@@ -283,8 +283,9 @@ class ConsumerEnd:
         sources = [self._source(slot) for slot in self.directory.producers(where.producer)]
         if not sources:
             return [False] * len(keys)
-        data = load_readable(self._store, [s.owner.descriptor(key) for key in keys for s in sources], deadline)
-        found = [unpack(raw, Descriptor) for raw in data]
+        names = [source.owner.descriptor(key) for key in keys for source in sources]
+        data = load_readable(self._store, names, deadline)
+        found = [unpack(name, raw, Descriptor) for name, raw in zip(names, data, strict=True)]
         live = {n: (sources[n % len(sources)], d) for n, d in enumerate(found) if d is not None and not d.ending}
         unread = dict(zip(live, self._are_unread(list(live.values()), deadline), strict=True))
         answers = [unread.get(number, False) for number in range(len(found))]
@@ -326,11 +327,12 @@ class ConsumerEnd:
 
     def _post(self, owner: Owner, mail: Mail, deadline: Deadline) -> bool:
         ttl_s = max(deadline.remaining_s(), 1.0)
-        return self._store.claim(owner.mailbox, pack(mail), ttl_s=ttl_s, deadline=deadline)
+        return self._store.claim(owner.mailbox, pack(owner.mailbox, mail), ttl_s=ttl_s, deadline=deadline)
 
     def _answer(self, owner: Owner, mail: Mail, deadline: Deadline) -> Count | None:
-        (data,) = load_readable(self._store, [owner.answer(mail.id)], deadline)
-        return unpack(data, Count)
+        name = owner.answer(mail.id)
+        (data,) = load_readable(self._store, [name], deadline)
+        return unpack(name, data, Count)
 
     def _abandon(self, request_id: str) -> None:
         """Let gets of this process end, also where no producer is there to say so."""

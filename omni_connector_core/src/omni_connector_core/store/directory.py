@@ -97,7 +97,7 @@ class Directory:
         slots = {}
         for number, raw in zip(taken, data, strict=True):
             # taken but not readable: its keeper does not answer, which says nothing of who it is
-            slot = unpack(raw, Slot) or self.known.get(number)
+            slot = unpack(self.names.slot(number), raw, Slot) or self.known.get(number)
             if slot is not None:
                 slots[number] = slot
         return slots
@@ -195,7 +195,7 @@ class Directory:
             (data,) = load_readable(self._store, [name], deadline)
         except BackendUnavailableError:  # the host that keeps the heartbeat does not answer
             data = None
-        beat = unpack(data, Beat)
+        beat = unpack(name, data, Beat)
         now = time.monotonic()
         with self._lock:
             pulse = self._pulses.setdefault(slot.incarnation, _Pulse(looked_s=now))

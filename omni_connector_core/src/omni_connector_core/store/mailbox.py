@@ -28,10 +28,11 @@ class Mailbox:
     def answer(self, cleanup: Callable[[str], int], deadline: Deadline) -> None:
         """Take the mail that is there out, do what it asks for, and answer."""
         (data,) = self._store.load([self._owner.mailbox], deadline=deadline)
-        mail = unpack(data, Mail)
+        mail = unpack(self._owner.mailbox, data, Mail)
         if mail is not None:
-            count = pack(Count(cleanup(mail.request_id)))
-            self._store.claim(self._owner.answer(mail.id), count, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
+            name = self._owner.answer(mail.id)
+            count = pack(name, Count(cleanup(mail.request_id)))
+            self._store.claim(name, count, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
             self._answers[mail.id] = time.monotonic() + KEPT_S
         if data is not None:
             self._store.remove([self._owner.mailbox], deadline=deadline)

@@ -35,7 +35,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 def post(store: ObjectStore, names: Names, request_id: str, deadline: Deadline) -> None:
     """Post a notice. Round trips: 1 to see the board, 1 to claim a place."""
     board = [names.notice(number) for number in range(BOARD)]
-    notice = pack(Notice(request_id, time.time()))
+    notice = Notice(request_id, time.time())
     there = store.exist(board, deadline=deadline)
     free = [name for name, taken in zip(board, there, strict=True) if not taken]
     random.shuffle(free)
@@ -43,7 +43,8 @@ def post(store: ObjectStore, names: Names, request_id: str, deadline: Deadline) 
         if not free:
             free.append(random.choice(board))
             store.remove(free, deadline=deadline)
-        if store.claim(free.pop(), notice, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline):
+        place = free.pop()
+        if store.claim(place, pack(place, notice), ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline):
             return
 
 
@@ -54,7 +55,8 @@ def read(store: ObjectStore, names: Names, deadline: Deadline) -> set[str]:
     posted = [name for name, taken in zip(board, there, strict=True) if taken]
     if not posted:
         return set()
-    notices = [unpack(raw, Notice) for raw in load_readable(store, posted, deadline)]
+    data = load_readable(store, posted, deadline)
+    notices = [unpack(name, raw, Notice) for name, raw in zip(posted, data, strict=True)]
     oldest_s = time.time() - MEMORY_OF_ENDINGS_S
     old = [n for n, notice in zip(posted, notices, strict=True) if notice is not None and notice.when_s < oldest_s]
     if old:

@@ -48,10 +48,12 @@ class Presence:
                 prefix = directory.names.owner(Producer(other.replica, other.rank), other.incarnation).prefix
                 store.purge(prefix, deadline=deadline)
         number = 0
-        while not store.claim(directory.names.slot(number), pack(slot), ttl_s=0, deadline=deadline):
+        while True:
+            name = directory.names.slot(number)
+            if store.claim(name, pack(name, slot), ttl_s=0, deadline=deadline):
+                self.slot_name = name
+                return name
             number += 1
-        self.slot_name = directory.names.slot(number)
-        return self.slot_name
 
     def tend(self, deadline: Deadline) -> None:
         """Beat, when it is time to."""
@@ -61,5 +63,6 @@ class Presence:
     def beat(self, deadline: Deadline) -> None:
         """Show that the producer lives."""
         self._beats += 1
-        self._store.replace(self._owner.beat, pack(Beat(self._beats)), ttl_s=0, deadline=deadline)
+        name = self._owner.beat
+        self._store.replace(name, pack(name, Beat(self._beats)), ttl_s=0, deadline=deadline)
         self._beat_at_s = time.monotonic()

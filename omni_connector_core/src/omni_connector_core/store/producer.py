@@ -113,12 +113,13 @@ class ProducerEnd:
             described = old is not None or key in book.endings
             generation = next(book.generations)
             ticket = readers == 1 and self._tickets.open and self._tickets.issue(generation)
-            descriptor = pack(Descriptor(generation, frame.nbytes, readers, ticket=ticket))
+            described_by = owner.descriptor(key)
+            descriptor = pack(described_by, Descriptor(generation, frame.nbytes, readers, ticket=ticket))
             objects = [NewObject(owner.data(generation), frame)]
             if readers > 1:
                 objects += [NewObject(name, b"1") for name in owner.reads(generation, readers)]
             if not described:
-                objects.append(NewObject(owner.descriptor(key), descriptor))
+                objects.append(NewObject(described_by, descriptor))
             try:
                 self._create(objects, key, ttl_s=ttl_s, deadline=deadline)
             except OmniConnectorError:
@@ -128,7 +129,7 @@ class ProducerEnd:
             entry = Entry(key, generation, frame.nbytes, readers, now, now + ttl_s)
             if described:
                 try:
-                    store.replace(owner.descriptor(key), descriptor, ttl_s=ttl_s + SLACK_S, deadline=deadline)
+                    store.replace(described_by, descriptor, ttl_s=ttl_s + SLACK_S, deadline=deadline)
                 except OmniConnectorError:
                     self.book.unreserve(entry.nbytes)
                     self._discard([entry], Deadline(KEEPER_CALL_S))
@@ -159,8 +160,8 @@ class ProducerEnd:
     def cleanup(self, request_id: str, *, deadline: Deadline) -> int:
         """Discard a request; returns how many unread payloads it had. What a call that raised left, the next one finishes."""
         keys = self.book.abandon(request_id)
-        mark = pack(Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
         name, ttl_s = self.owner.abandoned(request_id), MEMORY_OF_ENDINGS_S
+        mark = pack(name, Descriptor(ending=RequestAbandonedError.__name__, message="the request was cleaned up"))
         patiently(lambda: self._store.replace(name, mark, ttl_s=ttl_s, deadline=deadline), deadline)
         self._bells.ring(request_id)
         count = 0
@@ -248,8 +249,8 @@ class ProducerEnd:
             self.book.end(key)
 
     def _tell(self, key: Key, error: OmniConnectorError, deadline: Deadline) -> None:
-        record = pack(Descriptor(ending=error.code, message=error.message))
         name = self.owner.descriptor(key)
+        record = pack(name, Descriptor(ending=error.code, message=error.message))
         self._store.replace(name, record, ttl_s=MEMORY_OF_ENDINGS_S, deadline=deadline)
         self._bells.ring(key.request_id)
 

@@ -1,4 +1,7 @@
-"""The small objects of the protocol, as bytes: msgpack behind a CRC-32, because a store may show an overwrite half done."""
+"""The small objects of the protocol, as bytes: msgpack behind a CRC-32 of the object's name and it.
+
+A store may show an overwrite half done; and to who reads an object while it is removed, another one that was put where it lay.
+"""
 
 from __future__ import annotations
 
@@ -74,17 +77,21 @@ class Count(msgspec.Struct, frozen=True, array_like=True):
     discarded: int
 
 
-def pack(record: msgspec.Struct) -> bytes:
-    """Encode a record."""
+def pack(name: str, record: msgspec.Struct) -> bytes:
+    """Encode a record for the object of that name."""
     body = msgspec.msgpack.encode(record)
-    return zlib.crc32(body).to_bytes(4, "little") + body
+    return _sum(name, body).to_bytes(4, "little") + body
 
 
-def unpack(data: bytes | None, kind: type[RecordT]) -> RecordT | None:
-    """Decode a record; None when there is none, or it is torn or not a `kind`."""
-    if data is None or len(data) < 4 or zlib.crc32(data[4:]) != int.from_bytes(data[:4], "little"):
+def unpack(name: str, data: bytes | None, kind: type[RecordT]) -> RecordT | None:
+    """Decode what was read of the object of that name; None when there is none, or it is torn, another's, or not a `kind`."""
+    if data is None or len(data) < 4 or _sum(name, data[4:]) != int.from_bytes(data[:4], "little"):
         return None
     try:
         return msgspec.msgpack.decode(data[4:], type=kind)
     except msgspec.DecodeError:
         return None
+
+
+def _sum(name: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(name.encode()))

@@ -40,7 +40,7 @@ class Witness:
         self.name: str | None = None
         self._store = store
         self._names = names
-        self._record = pack(Owned(this_process(), secrets.token_hex(8)))
+        self._owned = Owned(this_process(), secrets.token_hex(8))
         self._at_s = -float("inf")
 
     def keep(self, deadline: Deadline) -> None:
@@ -49,17 +49,17 @@ class Witness:
         if self.name is None:
             self.name, self._at_s = self._make(deadline), now
         elif TTL_S / 2 < now - self._at_s < TTL_S:
-            self._store.replace(self.name, self._record, ttl_s=TTL_S, deadline=deadline)
+            self._store.replace(self.name, pack(self.name, self._owned), ttl_s=TTL_S, deadline=deadline)
             self._at_s = now
 
     def _make(self, deadline: Deadline) -> str:
         free = sweep(self._store, self._names, deadline)
         random.shuffle(free)
         for name in free:
-            if self._store.claim(name, self._record, ttl_s=TTL_S, deadline=deadline):
+            if self._store.claim(name, pack(name, self._owned), ttl_s=TTL_S, deadline=deadline):
                 return name
         name = self._names.witness(secrets.token_hex(8))
-        self._store.replace(name, self._record, ttl_s=TTL_S, deadline=deadline)
+        self._store.replace(name, pack(name, self._owned), ttl_s=TTL_S, deadline=deadline)
         return name
 
     def forgotten(self, there: bool, data: bytes | None) -> bool:
@@ -70,15 +70,18 @@ class Witness:
         there, data
             Whether its object exists, and what could be read of it: after a restart another's may have its place.
         """
-        found = unpack(data, Owned)
-        if there and (found is None or data == self._record):
+        found = None if self.name is None else unpack(self.name, data, Owned)
+        if there and found in (None, self._owned):
             return False
         self.name = None
         return time.monotonic() - self._at_s < TTL_S  # else it expired
 
     def close(self, deadline: Deadline) -> None:
         """Take it away."""
-        if self.name is not None and load_readable(self._store, [self.name], deadline) == [self._record]:
+        if self.name is None:
+            return
+        (data,) = load_readable(self._store, [self.name], deadline)
+        if unpack(self.name, data, Owned) == self._owned:
             self._store.remove([self.name], deadline=deadline)
 
 
@@ -92,7 +95,8 @@ def sweep(store: ObjectStore, names: Names, deadline: Deadline) -> list[str]:
     taken = [place for place, exists in zip(places, there, strict=True) if exists]
     if not taken:
         return places
-    found = [unpack(data, Owned) for data in load_readable(store, taken, deadline)]
+    data = load_readable(store, taken, deadline)
+    found = [unpack(place, raw, Owned) for place, raw in zip(taken, data, strict=True)]
     dead = [place for place, owned in zip(taken, found, strict=True) if owned is not None and owned.process.dead()]
     if dead:
         store.remove(dead, deadline=deadline)
