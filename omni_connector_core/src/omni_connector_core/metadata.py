@@ -107,9 +107,8 @@ def read_metadata(metadata: object, *, transport: str, edge: Edge, key: Key, pro
     numbers = type(replica) is int and type(rank) is int and type(nbytes) is int
     if not numbers or not (type(at) is dict or _is_mapping(at)):
         raise IncompatibleMetadataError(_WRONG_TYPE)
-    their_producer: Producer = tuple.__new__(
-        Producer, (replica, rank)
-    )  # what Producer(replica, rank) would call in Python
+    # what Producer(replica, rank) would call in Python
+    their_producer: Producer = tuple.__new__(Producer, (replica, rank))
     if producer is not None and producer != their_producer:
         raise IncompatibleMetadataError(f"the metadata is of {their_producer}, the call asks for {producer}")
     return Where(their_producer, at, nbytes)

@@ -98,14 +98,14 @@ class Server:
             connection.want(wanted)
 
     def recall(self, which: Callable[[Claim[Slot]], bool]) -> int:
-        """Take back payloads that were promised to consumers which have not taken them yet: they are unread again.
+        """Take back payloads that were promised to consumers which have not taken them yet.
 
-        Of keys that have ended, or were overwritten, before it is called: then nobody can have them any more.
+        They are unread again; but nobody's any more, if the ledger was told before that they have ended or were overwritten.
 
         Returns
         -------
         int
-            How many that was of which the ledger had no read left to claim.
+            How many payloads that was, without those that the ledger dropped, and counted, itself.
         """
         marked = [(connection, claims) for connection in self.connections if (claims := connection.mark(which))]
         if not marked:
