@@ -32,6 +32,15 @@ def write(tmp_path: Path, text: str, name: str = "deploy.yaml") -> Path:
     return path
 
 
+def test_merge_keys_are_resolved_and_what_is_given_beside_them_wins(tmp_path: Path) -> None:
+    text = GOOD.replace("connectors:\n", "connectors:\n  base: &base {name: memory, extra: {ttl_s: 7}}\n", 1)
+    text = text.replace("fast: {name: memory, extra: {ttl_s: 60}}", "fast: {<<: *base, extra: {ttl_s: 60}}")
+    edges = load(write(tmp_path, text)).edges
+    assert {edge.connector.name: edge.connector.options for edge in edges if edge.edge == Edge("0", "1")} == {
+        "memory": {"ttl_s": 60}
+    }
+
+
 def test_the_long_form_is_read(tmp_path: Path) -> None:
     config = load(write(tmp_path, GOOD))
     assert [stage.stage_id for stage in config.stages] == ["0", "1", "2"]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from omni_connector_core.arena import HostMemory
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import BackendUnavailableError
 from omni_connector_core.onesided import hub as hubs
@@ -167,3 +168,26 @@ def test_one_slow_read_does_not_make_the_next_ones_sleep():
     assert min(read_s() for _ in range(3)) < 0.2  # and not most of the second that the slow one took
     engine.takes_s = 0.002
     assert min(read_s() for _ in range(6)) < 0.015  # nor most of the 20 ms that those before took
+
+
+def test_a_message_nested_deeper_than_the_stack_is_refused_like_any_other_nonsense():
+    raw = b"\x01\x94\x07\x01\x90" + b"\x91" * 3000 + b"\x90"
+    for decode in (m.decode_question, m.decode_answer):
+        with pytest.raises(m.ProtocolError):
+            decode(raw)
+
+
+def test_a_view_of_what_was_received_needs_no_registration_of_its_own():
+    registered = {}
+
+    class Engine:
+        def register(self, address, nbytes):
+            registered[address] = nbytes
+
+        def unregister(self, address):
+            del registered[address]
+
+    hub = Hub(Engine)
+    arena = hub.arena("a", lambda: HostMemory(1 << 20))
+    hub.register(arena.address + 4096, 4096)
+    assert registered == {arena.address: 1 << 20}

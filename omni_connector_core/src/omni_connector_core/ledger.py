@@ -27,6 +27,7 @@ from typing import Generic
 from omni_connector_core.claim import Claim, Entry, ItemT, Pending, Reader
 from omni_connector_core.deadline import Deadline
 from omni_connector_core.errors import (
+    ClosedError,
     OmniConnectorError,
     PayloadConflictError,
     PayloadExpiredError,
@@ -70,6 +71,7 @@ class Ledger(Generic[ItemT]):
         self._endings: Recent[Key, tuple[type[OmniConnectorError], str]] = Recent(endings_s)
         self._abandoned: Recent[str, None] = Recent(endings_s)
         self._expiries: list[tuple[float, int, Key]] = []
+        self._closed = False
         self.expired = 0
         """How many payloads expired unread."""
 
@@ -81,6 +83,8 @@ class Ledger(Generic[ItemT]):
             self._check(key, overwrite)
 
     def _check(self, key: Key, overwrite: bool) -> None:
+        if self._closed:
+            raise ClosedError("the connector is closed")
         if key.request_id in self._abandoned:
             raise RequestAbandonedError("the request was cleaned up; nothing more is taken for it")
         if not overwrite and key in self._live:
@@ -96,7 +100,7 @@ class Ledger(Generic[ItemT]):
 
         Raises
         ------
-        PayloadConflictError, RequestAbandonedError
+        PayloadConflictError, RequestAbandonedError, ClosedError
             Nothing changed; the item is still the caller's.
         """
         now = time.monotonic()
@@ -283,9 +287,12 @@ class Ledger(Generic[ItemT]):
         return len(self._claims)
 
     def close(self) -> None:
-        """Tell who waits that the producer is gone, and free what nobody reads; claims that are out stay."""
+        """Tell who waits that the producer is gone, and free what nobody reads; claims that are out stay, and do not come back."""
         freed: list[ItemT] = []
         with self._lock:
+            self._closed = True
+            for claim in self._claims.values():
+                claim.entry.final = True
             for entry in list(self._live.values()):
                 self._drop(entry, freed)
             waiters = [deliver for group in self._waiters.values() for deliver in group.values()]

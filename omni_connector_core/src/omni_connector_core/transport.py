@@ -60,6 +60,10 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
+REASON_NBYTES = 2000
+"""A backend carries a reason of so many bytes in one message, or one small object."""
+
+
 class Transport(ABC):
     """Moves frames from the producer to the consumers of one edge.
 
@@ -330,10 +334,15 @@ class Transport(ABC):
 
     @final
     def fail(self, key: Key, reason: str, *, deadline: Deadline) -> None:
-        """Tell the key's consumers that it will never come."""
+        """Tell the key's consumers that it will never come, and why: at most `REASON_NBYTES` of the reason reach them."""
         self._check(key, Role.PRODUCER)
+        if not isinstance(reason, str):
+            raise self._located(ConfigError(f"the reason of a failure is a str, not {type(reason).__name__}"), key)
+        encoded = reason.encode("utf-8", "backslashreplace")  # a file name may hold what is no Unicode
+        if len(encoded) > REASON_NBYTES:
+            encoded = encoded[:REASON_NBYTES] + b" ..."
         try:
-            self._fail(key, reason, deadline=deadline)
+            self._fail(key, encoded.decode("utf-8", "ignore"), deadline=deadline)
         except OmniConnectorError as error:
             raise self._located(error, key)  # noqa: B904
 

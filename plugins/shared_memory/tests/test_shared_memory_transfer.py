@@ -367,3 +367,26 @@ def test_an_end_has_one_thread_at_most(edge: Edge) -> None:
         assert threading.active_count() == before
         assert pipe.recv() == ["MainThread", "omni-connector-shared-memory"]
         pipe.send("stop")
+
+
+def test_a_poll_that_takes_in_what_a_waiting_get_is_sent_wakes_it(edge: Edge) -> None:
+    with edge.peer(produce, Role.PRODUCER) as (pipe, _), edge.open(Role.CONSUMER) as conn:
+        pipe.recv()
+        done = threading.Event()
+
+        def poll() -> None:
+            while not done.wait(1e-4):
+                assert conn.poll("never") is NOT_READY
+
+        polling = threading.Thread(target=poll)
+        polling.start()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                for n in range(200):
+                    waiting = pool.submit(conn.get, f"k{n}", timeout=60)
+                    pipe.send((f"k{n}", n, {}))
+                    pipe.recv()
+                    assert waiting.result(20) == n
+        finally:
+            done.set()
+            polling.join()

@@ -59,6 +59,15 @@ class TestFail(ContractTests):
         with pytest.raises(ProducerFailedError):
             ends.consumer.act(acts.poll_until_there, "k", 2.0)
 
+    def test_a_reason_of_any_length_and_spelling_arrives(self, ends: Ends) -> None:
+        for key, reason in (("long", "x" * 100_000), ("name", "cannot read 'caf\udce9.png'")):
+            ends.producer.fail(key, reason)
+            with pytest.raises(ProducerFailedError) as caught:
+                ends.consumer.get(key, timeout=WITHIN_A_SECOND_S)
+            assert caught.value.reason.startswith(reason[:10])
+        with pytest.raises(ValueError, match="reason"):
+            ends.producer.fail("none", None)  # type: ignore[arg-type]
+
     def test_fail_reaches_every_waiting_consumer(self, ends: Ends) -> None:
         consumers = [ends.consumer, ends.consumer, ends.open("consumer", on="second consumer")]
         waiting = [consumer.start("get", "k") for consumer in consumers]

@@ -97,6 +97,10 @@ def read_yaml(path: Path) -> Mapped:
     return tree
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+"""The tag of the key ``<<``."""
+
+
 class _Builder:
     def __init__(self, loader: yaml.SafeLoader, file: str) -> None:
         self._loader, self._file = loader, file
@@ -127,6 +131,8 @@ class _Builder:
     def _refuse_repeated_keys(self, node: yaml.MappingNode) -> None:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self._key(key_node)
             if key in lines:
                 raise ConfigError(f"{self._position(key_node)}: {key!r} is given twice, first at line {lines[key]}")

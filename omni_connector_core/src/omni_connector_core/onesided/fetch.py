@@ -32,7 +32,7 @@ from omni_connector_core.onesided.channel import Channel, Channels, Link, wait_o
 from omni_connector_core.onesided.discovery import Watch
 from omni_connector_core.onesided.hub import Share
 from omni_connector_core.onesided.producers import Producers, Whereabouts
-from omni_connector_core.onesided.reading import Pause, Reading, Span, Steps
+from omni_connector_core.onesided.reading import LapsedError, Pause, Reading, Span, Steps
 
 __all__ = ["Fetch"]
 
@@ -149,6 +149,13 @@ class Fetch:
     # ---- the protocol
 
     def _run(self) -> Steps[Any]:
+        while True:
+            try:
+                return (yield from self._once())
+            except LapsedError:
+                self._asked.clear()
+
+    def _once(self) -> Steps[Any]:
         try:
             chosen, found = yield from self._find()
         except BaseException:

@@ -147,6 +147,9 @@ class Hub:
         with self._lock:
             if self._registered.get(address) == nbytes:
                 return
+            for arena in self._arenas.values():  # a view of what was received
+                if arena.address <= address and address + nbytes <= arena.address + arena.nbytes:
+                    return
             for other, length in list(self._registered.items()):
                 if other < address + nbytes and address < other + length:
                     self.unregister(other)

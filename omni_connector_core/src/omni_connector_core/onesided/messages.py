@@ -240,7 +240,7 @@ def decode_question(raw: memoryview | bytes) -> Question:
     """
     try:
         return _questions.decode(_body(raw))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 
@@ -253,7 +253,7 @@ def decode_answer(raw: memoryview | bytes) -> Answer:
     """
     try:
         return _answers.decode(_body(raw))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 

@@ -27,7 +27,7 @@ from omni_connector_core.onesided.channel import Channel, Link, wait_on
 from omni_connector_core.onesided.engine import Piece
 from omni_connector_core.onesided.hub import Share, Transfer
 
-__all__ = ["Pause", "Reading", "Span", "Steps"]
+__all__ = ["LapsedError", "Pause", "Reading", "Span", "Steps"]
 
 AnyT = TypeVar("AnyT")
 
@@ -65,6 +65,10 @@ Span = tuple[int, int]
 """A piece of the caller's memory: address and length in bytes."""
 
 
+class LapsedError(Exception):
+    """The producer took us for dead, and gave what we had claimed to whoever asks next: ask again."""
+
+
 class Reading:
     """The read of one payload that was claimed.
 
@@ -95,6 +99,7 @@ class Reading:
     def run(self) -> Steps[Any]:
         """Read it."""
         if self._found.frame:
+            yield from self._make_sure()
             return self._unpack(self._found.frame)
         if self._target is None:
             region = yield from self._read_start(self._found.nbytes)
@@ -240,13 +245,17 @@ class Reading:
     def _make_sure(self) -> Steps[None]:
         """Make sure that the claim stood while we read; else the memory may have been used for something else meanwhile.
 
-        Without a word to the producer when what it last confirmed is recent enough.
+        Without a word to the producer when what it last confirmed is recent enough, and it has not ended the connection.
+
+        Raises
+        ------
+        LapsedError
         """
-        if self._channel.lease_s > _MARGIN_S:
+        if self._channel.lease_s > _MARGIN_S and not self._channel.ended:
             return
         pong = yield from self._answer(m.Ping(m.new_number(), [self._found.claim]))
         if not (isinstance(pong, m.Pong) and self._found.claim in pong.claims):
-            raise PeerLostError("the producer took us for dead while we read, and gave the payload up")
+            raise LapsedError
 
     def _news(self) -> list[m.Answer]:
         """Return what the producer said, tell it that we live, and see whether it does."""

@@ -251,10 +251,12 @@ class ConsumerEnd:
         """Take in what has come from producers that are known; no system call when nothing has."""
         if time.monotonic() >= self._look_at_s:
             self._look()
-        else:
-            for link in tuple(self._neighbours.links.values()):
-                if link.has_news:
-                    self._read(link)
+            return
+        news = [link for link in self._neighbours.links.values() if link.has_news]
+        for link in news:
+            self._read(link)
+        if news and (self._waiting or self._calls):  # it may be theirs, and they sleep on the sockets that we read
+            self._wait.stir()
 
     # ---- interests; with the lock held
 
@@ -361,7 +363,7 @@ class ConsumerEnd:
                 self._understand(link, message)
                 if not self._lookups:  # nothing more is on its way: spare the system call that says so
                     return
-        except (ChannelEnd, msgspec.DecodeError):
+        except (ChannelEnd, msgspec.DecodeError, RecursionError):
             self._part(link)
 
     def _understand(self, link: Link, message: protocol.ToConsumer) -> None:

@@ -191,7 +191,7 @@ class Server:
                 connection.serve()
         except ChannelEnd:
             self._drop(fd)
-        except (msgspec.DecodeError, TypeError, ValueError) as error:
+        except (msgspec.DecodeError, TypeError, ValueError, RecursionError) as error:
             logger.warning("a consumer is disconnected, for it sent what is no message of ours: %s", error)
             self._drop(fd)
 

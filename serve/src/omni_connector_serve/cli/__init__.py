@@ -46,7 +46,7 @@ def demo(
     ] = None,
     text: Annotated[str, typer.Option(help="What to say about it.")] = "What does this picture sound like?",
     max_tokens: Annotated[int, typer.Option(help="Length of the sound, in tokens of 20 ms.")] = 96,
-    requests: Annotated[int, typer.Option(help="How many to send in turn; the first one opens pools.")] = 3,
+    requests: Annotated[int, typer.Option(min=1, help="How many to send in turn; the first one opens pools.")] = 3,
     output: Annotated[Path, typer.Option(help="Where the WAV and the PNG go.")] = Path("demo-output"),
     json: Json = False,
 ) -> None:
