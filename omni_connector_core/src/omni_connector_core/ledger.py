@@ -182,10 +182,9 @@ class Ledger(Generic[ItemT]):
 
     def consumed(self, key: Key, deadline: Deadline) -> bool:
         """Wait until the payload is claimed or ended, and no claim on it is out; False if not by the deadline."""
-        return self._until(lambda: key not in self._live and not self._claimed(key), deadline)
-
-    def _claimed(self, key: Key) -> bool:
-        return any(claim.entry.key == key for claim in self._claims.values())
+        return self._until(
+            lambda: key not in self._live and not any(claim.key == key for claim in self._claims.values()), deadline
+        )
 
     def room(self, enough: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until `enough` says yes, asking after every payload that was freed; False at the deadline."""

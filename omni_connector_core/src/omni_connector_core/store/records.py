@@ -89,7 +89,7 @@ def unpack(name: str, data: bytes | None, kind: type[RecordT]) -> RecordT | None
         return None
     try:
         return msgspec.msgpack.decode(data[4:], type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

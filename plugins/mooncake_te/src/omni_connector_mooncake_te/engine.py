@@ -102,9 +102,9 @@ class MooncakeEngine(Engine):
     piece_nbytes = 64 << 10
 
     def __init__(self, host: str, protocol: str, device_name: str) -> None:
-        self._lanes = 1  # RDMA: the engine spreads a read over its adapters itself
         if protocol == "rdma":
             check_rdma(device_name)
+            self._lanes = 1  # the engine spreads a read over its adapters itself
         else:
             os.environ["MC_FORCE_TCP"] = "1"  # or it takes an adapter that it finds
             self.eager_nbytes = 192 << 10
@@ -159,7 +159,7 @@ class MooncakeEngine(Engine):
         return read
 
     def _parts(self, piece: Piece) -> Iterator[Piece]:
-        """Cut a large piece for as many connections as pay."""
+        """Cut a large piece into as many parts as pay."""
         remote, local, nbytes = piece
         step = max(-(-nbytes // self._lanes), _LANE_NBYTES)
         for start in range(0, nbytes, step):
